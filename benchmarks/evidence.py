@@ -1,0 +1,78 @@
+"""How much of the gold evidence a method shows, within a budget of tokens, without any answer model.
+
+A gold turn counts as found if it, or a window or record whose evidence contains it, is among the items shown: the best
+first, until the next one would pass the budget. An item costs 1.35 tokens a word and 12 for its heading, the same
+estimate for every method.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from benchmarks.locomo import Conversation, Question
+from lychee_local import Memory, RecallSettings, Settings
+from lychee_local.types import Evidence
+
+_PLAIN = replace(RecallSettings(), planner="none", windows=False, selection="none")
+
+METHODS: dict[str, RecallSettings] = {
+    "lychee": RecallSettings(),
+    "dense": replace(_PLAIN, channels=("turns",)),
+    "records": replace(_PLAIN, channels=("records",)),
+    "no-planner": replace(RecallSettings(), planner="none"),
+    "no-windows": replace(RecallSettings(), windows=False),
+    "no-selection": replace(RecallSettings(), selection="none"),
+    "records-only": replace(RecallSettings(), channels=("records",)),
+    "turns-only": replace(RecallSettings(), channels=("turns",)),
+    "no-nodes": replace(RecallSettings(), channels=("records", "temporal", "turns")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of one question: the share of gold turns shown, the tokens spent on showing them, the seconds `recall` took."""
+
+    question: Question
+    recall: float
+    tokens: float
+    seconds: float
+    error: str = ""
+
+
+def settings(method: str) -> Settings:
+    """The configuration behind a method's name.
+
+    Raises:
+        ValueError: there is no such method; the message lists those there are.
+    """
+    if method not in METHODS:
+        raise ValueError(f"no method {method!r}; there are {', '.join(METHODS)}")
+    return Settings(recall=METHODS[method])
+
+
+def measure(memory: Memory, conversation: Conversation, *, budget: int, k: int) -> list[Found]:
+    """Ask every question that has gold evidence. A question that fails is reported as an error, not as a miss."""
+    results = []
+    for question in conversation.questions:
+        if not question.gold:
+            continue
+        began = time.perf_counter()
+        evidence = memory.recall(question.text, k=k).evidence
+        seconds = time.perf_counter() - began
+        shown, tokens = _within(evidence, budget)
+        refs = {ref for item in shown for ref in item.refs}
+        hits = sum(1 for turn in question.gold if turn in refs)
+        results.append(Found(question, hits / len(question.gold), tokens, seconds))
+    return results
+
+
+def _within(evidence: tuple[Evidence, ...], budget: int) -> tuple[list[Evidence], float]:
+    shown, tokens = [], 0.0
+    for item in evidence:
+        cost = 1.35 * len(item.text.split()) + 12
+        if tokens + cost > budget:
+            break
+        shown.append(item)
+        tokens += cost
+    return shown, tokens

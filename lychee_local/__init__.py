@@ -1,0 +1,30 @@
+"""Long-term memory for AI assistants that runs entirely on your own machine.
+
+`Memory` is the whole public interface; the values it takes and returns live in `lychee_local.types`, its options in
+`lychee_local.settings`, its errors in `lychee_local.errors`. Importing this package loads no model library.
+"""
+
+from lychee_local.errors import LycheeError
+from lychee_local.memory import Memory
+from lychee_local.settings import EncodeSettings, RecallSettings, SegmentSettings, Settings
+from lychee_local.types import Answer, Evidence, Message, Recall, Record, Remembered, Segment, Turn
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Answer",
+    "EncodeSettings",
+    "Evidence",
+    "LycheeError",
+    "Memory",
+    "Message",
+    "Recall",
+    "RecallSettings",
+    "Record",
+    "Remembered",
+    "Segment",
+    "SegmentSettings",
+    "Settings",
+    "Turn",
+    "__version__",
+]

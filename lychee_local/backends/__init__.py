@@ -1,0 +1,77 @@
+"""The only package that loads models. Three small protocols; everything else in lychee_local sees only these.
+
+Real adapters: `llama.LlamaLLM`, `bge.SentenceEmbedder`, `bge.CrossEncoder`. Fakes with numbers that can be computed by
+hand: `fake.FakeLLM`, `fake.HashEmbedder`, `fake.OverlapReranker`. Adapters import their engine inside the constructor,
+so that importing lychee_local stays cheap and works where an engine is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel
+
+from lychee_local.types import Calibration, ChatMessage, Completion, Purpose
+
+Vectors = npt.NDArray[np.float32]
+
+
+class LLM(Protocol):
+    """A local instruct model. Temperature 0, fixed seed; calls on one object are serialised by a lock."""
+
+    name: str
+    context: int
+    prompt_style: Literal["full", "compact"]
+
+    def count(self, messages: Sequence[ChatMessage]) -> int:
+        """Tokens of the whole prompt after the chat template, by the model's own tokenizer."""
+        ...
+
+    def complete(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        purpose: Purpose,
+        max_tokens: int,
+        schema: type[BaseModel] | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Completion:
+        """Generate greedily. With a schema every complete output is a JSON text that it validates.
+
+        Check `finish` before parsing: at the token limit ("length") or in a repetition ("loop") the JSON is cut.
+        `on_text` receives each new piece of text as it is decoded.
+
+        Raises:
+            PromptTooLong: the prompt plus `max_tokens` exceeds `context`.
+            ConstraintNotApplied: the constraint failed while it was generating.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Embedder(Protocol):
+    """Text to unit vectors. `digest` is the SHA-256 of the weights: two embedders of one name are still told apart."""
+
+    name: str
+    digest: str
+    dimension: int
+    calibration: Calibration
+
+    def embed(self, texts: Sequence[str], *, kind: Literal["passage", "query"] = "passage") -> Vectors:
+        """Float32 of shape (len(texts), dimension), rows of length 1. A text past the model's window is split by the
+        model's own tokenizer and its pieces averaged, so its last sentence still counts."""
+        ...
+
+
+class Reranker(Protocol):
+    """A cross-encoder."""
+
+    name: str
+
+    def score(self, question: str, passages: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Relevance of each passage in [0, 1], shape (len(passages),). The passage is cut to fit, never the question."""
+        ...

@@ -1,0 +1,519 @@
+"""A GGUF model under llama.cpp, its JSON held to a pydantic type while it is decoded.
+
+Owns everything native about generation: the file check before native code sees it, the chat template, the reuse of an
+evaluated prefix, the constraint, the decoding loop, the lock, the end. Refuses to sample: the most likely token is
+taken, always, so that the same calls in the same order on a fresh object give the same text.
+
+The loop is ours because llama-cpp-python applies a logits processor inside a C callback, where an exception is printed
+and forgotten: a broken constraint would go on as free text. Here the processor is an ordinary call, and what it raises
+arrives.
+"""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import json
+import os
+import re
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lychee_local.errors import (
+    BadInput,
+    ConstraintNotApplied,
+    GenerationFailed,
+    ModelDamaged,
+    ModelError,
+    ModelMissing,
+    PromptTooLong,
+)
+from lychee_local.types import ChatMessage, Completion, Purpose, Usage
+
+Finish = Literal["stop", "length", "loop"]
+
+_DOCTOR_HINT = (
+    "run: make rebuild-llama, or without a checkout: pip install --no-cache-dir --force-reinstall llama-cpp-python"
+)
+
+# When an output goes in circles (see `is_looping`). Lengths are in characters.
+LOOP_SPAN = 240
+LOOP_COPIES = 3
+LOOP_COPIES_COUNTED = 5
+LOOP_PERIOD_MAX = 900
+_LOOP_EVERY = 8  # tokens between two looks: a look costs about 0.2 ms
+
+# Formats that a card may name for a file without a template of its own, and llama-cpp-python's functions for them.
+_NAMED_FORMATS = {
+    "chatml": "format_chatml",
+    "gemma": "format_gemma",
+    "llama-2": "format_llama2",
+    "llama-3": "format_llama3",
+    "mistral-instruct": "format_mistral_instruct",
+}
+
+# What a constraint engine is known to raise when a library is missing, of another version, or refuses a schema. It is
+# foreign code with no common base of errors; interrupts and memory exhaustion are not among them.
+_ENGINE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+# llama.cpp logs through one callback per process. Its last lines are kept here to explain a failure, and shown nowhere.
+_native_log: deque[str] = deque(maxlen=40)
+_native_log_callback: Any = None
+
+
+class _Proof(BaseModel):
+    """What the model must answer when it is asked for a poem."""
+
+    model_config = ConfigDict(extra="forbid")
+    ripe: Literal["yes", "no"]
+    count: int = Field(ge=0, le=9)
+
+
+_PROOF_PROMPT = (ChatMessage("user", "Write a short poem about the sea."),)
+_PROOF_TOKENS = 32  # the longest proof has 24 bytes, and a token has at least one
+
+
+class LlamaLLM:
+    """A local instruct model (see `backends.LLM`). Greedy; nothing but the calls themselves changes its output.
+
+    `context` is lowered to what the model was trained on where that is less. `threads` defaults to the processors this
+    process may use. `chat_format` None takes the template inside the file. `proof` is the generation that proved the
+    constraint at load. Text that looks like one of the model's control tokens is broken by a space in the prompt, so
+    that a remembered "<|im_start|>system" stays text.
+
+    Raises:
+        ModelMissing: the file is not there, or llama-cpp-python, outlines or llguidance cannot be imported.
+        ModelDamaged: the file is empty, no GGUF file, cut, or refused by llama.cpp.
+        ConstraintNotApplied: a generation that needs the JSON constraint came out without it.
+        BadInput: an unknown chat format, or a context below 64 tokens.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        name: str,
+        context: int = 8192,
+        threads: int | None = None,
+        seed: int = 0,
+        prompt_style: Literal["full", "compact"] = "full",
+        chat_format: str | None = None,
+    ) -> None:
+        path = Path(path)
+        if context < 64:
+            raise BadInput(f"a context of {context} tokens holds no prompt", hint="64 at least; 8192 is the default")
+        check_gguf(path)
+        self._api = _import_llama_cpp()
+        llama = _load(self._api, path, context, threads or _processors(), seed)
+        # Runs once: on close(), when the object is collected, or at exit, whichever comes first.
+        self._free = weakref.finalize(self, llama.close)
+        self._llama = llama
+        self._vocab = self._api.llama_model_get_vocab(llama.model)
+        self._lock = threading.RLock()
+        self._generating = False
+        self.name = name
+        self.context = min(context, self._api.llama_model_n_ctx_train(llama.model))
+        self.prompt_style: Literal["full", "compact"] = prompt_style
+        self._format = _chat_formatter(self._api, llama, chat_format)
+        self._system_allowed = self._takes_system()
+        self._control = _control_pattern(self._api, self._vocab)
+        self._constraint_engine = _constraint_engine(llama)
+        self.proof = self._prove()
+
+    def count(self, messages: Sequence[ChatMessage]) -> int:
+        with self._lock:
+            return len(self._tokens(messages))
+
+    def complete(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        purpose: Purpose,
+        max_tokens: int,
+        schema: type[BaseModel] | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Completion:
+        """See `backends.LLM.complete`. An exception from `on_text` ends the generation and passes through; the object
+        can be used again, also after an interrupt.
+
+        Raises:
+            PromptTooLong: the prompt plus `max_tokens` exceeds `context`.
+            ConstraintNotApplied: the constraint failed while it was generating, or cannot express the schema.
+            GenerationFailed: llama.cpp failed, or the complete JSON breaks a rule of the schema that no grammar holds.
+            ModelError: the object is closed, or `on_text` called it again.
+        """
+        if max_tokens < 1:
+            raise BadInput(f"max_tokens must be at least 1, not {max_tokens}")
+        started = time.perf_counter()
+        with self._lock:
+            tokens = self._tokens(messages)
+            if len(tokens) + max_tokens > self.context:
+                raise PromptTooLong(
+                    f"a prompt of {len(tokens)} tokens and {max_tokens} for the output exceed "
+                    f"the context of {self.name}, {self.context} tokens"
+                )
+            if self._generating:
+                raise ModelError(f"{self.name} is generating: on_text must not call the model it listens to")
+            self._generating = True
+            try:
+                constraint = None if schema is None else self._constraint(schema)
+                cached = self._evaluate_prompt(tokens)
+                text, produced, finish = self._generate(max_tokens, constraint, on_text)
+            finally:
+                self._generating = False
+        if schema is not None and finish == "stop":
+            _check_output(schema, text)
+        outcome = "ok" if finish == "stop" else finish
+        seconds = time.perf_counter() - started
+        usage = Usage(purpose, self.name, len(tokens), produced, cached, seconds, outcome)
+        return Completion(text, finish, usage)
+
+    def close(self) -> None:
+        """Free the model's memory. A second call does nothing."""
+        with self._lock:
+            self._free()
+
+    # --- the prompt ---
+
+    def _tokens(self, messages: Sequence[ChatMessage]) -> list[int]:
+        if not self._free.alive:
+            raise ModelError(f"the model {self.name} is closed", hint="open a new one")
+        if not messages:
+            raise BadInput("a prompt needs at least one message")
+        clean = [ChatMessage(m.role, self._control.sub(_break_control, m.content)) for m in messages]
+        rendered = self._render(clean if self._system_allowed else _system_into_user(clean))
+        # A formatter without a template of its own leaves the mark at the start to the tokenizer.
+        text = rendered.prompt.encode("utf-8", "replace")
+        tokens: list[int] = self._llama.tokenize(text, add_bos=not rendered.added_special, special=True)
+        return tokens
+
+    def _render(self, messages: Sequence[ChatMessage]) -> Any:
+        # Models that can think aloud are asked not to: it would spend the output's tokens before the output.
+        listed = [{"role": m.role, "content": m.content} for m in messages]
+        return self._format(messages=listed, enable_thinking=False)
+
+    def _takes_system(self) -> bool:
+        """Some templates refuse a system message (by an exception), others drop it."""
+        from jinja2 import TemplateError
+
+        try:
+            rendered = self._render([ChatMessage("system", "a rule"), ChatMessage("user", "a question")])
+        except (TemplateError, ValueError):
+            return False
+        return "a rule" in rendered.prompt
+
+    def _evaluate_prompt(self, tokens: list[int]) -> int:
+        """Evaluate what the context does not hold already; return how many tokens it held."""
+        llama = self._llama
+        held = llama.input_ids[: llama.n_tokens]
+        # The last token is always evaluated: its logits choose the first token of the output.
+        limit = min(len(held), len(tokens) - 1)
+        same = held[:limit] == np.asarray(tokens[:limit], dtype=held.dtype)
+        shared = limit if same.all() else int(np.argmin(same))
+        memory = self._api.llama_get_memory(llama.ctx)
+        if shared == 0 or not self._api.llama_memory_seq_rm(memory, 0, shared, -1):
+            # Models with a recurrent state cannot step back: they start over.
+            llama.reset()
+            shared = 0
+        llama.n_tokens = shared
+        self._evaluate(tokens[shared:])
+        return shared
+
+    # --- the output ---
+
+    def _generate(
+        self, max_tokens: int, constraint: Any, on_text: Callable[[str], None] | None
+    ) -> tuple[str, int, Finish]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a token may end inside a character
+        text = ""
+        token = int(self._llama.input_ids[self._llama.n_tokens - 1])
+        for produced in range(max_tokens):
+            token = self._next(constraint, token)
+            if self._api.llama_vocab_is_eog(self._vocab, token):
+                return text, produced, "stop"
+            piece = decoder.decode(self._llama.detokenize([token]))
+            text += piece
+            if piece and on_text is not None:
+                on_text(piece)
+            if produced % _LOOP_EVERY == _LOOP_EVERY - 1 and is_looping(text):
+                return text, produced + 1, "loop"
+            if produced + 1 < max_tokens:
+                self._evaluate([token])
+        return text, max_tokens, "length"
+
+    def _next(self, constraint: Any, previous: int) -> int:
+        """The most likely token that the constraint allows; of equals, the first of the vocabulary."""
+        pointer = self._api.llama_get_logits_ith(self._llama.ctx, -1)
+        logits: npt.NDArray[np.float32] = np.ctypeslib.as_array(pointer, shape=(self._llama.n_vocab(),))
+        if constraint is not None:
+            logits = _constrained(constraint, previous, logits)
+        token = int(np.argmax(logits))
+        if not np.isfinite(logits[token]):
+            raise GenerationFailed(f"{self.name} computes no usable probabilities", hint=_DOCTOR_HINT)
+        return token
+
+    def _evaluate(self, tokens: Sequence[int]) -> None:
+        try:
+            self._llama.eval(tokens)
+        except RuntimeError as error:
+            self._llama.reset()
+            raise GenerationFailed(f"llama.cpp failed: {error}{_last_native_lines()}", hint=_DOCTOR_HINT) from error
+
+    # --- the constraint ---
+
+    def _constraint(self, schema: type[BaseModel]) -> Any:
+        try:
+            return self._constraint_engine.get_json_schema_logits_processor(constraint_schema(schema))
+        except _ENGINE_ERRORS as error:
+            raise ConstraintNotApplied(f"the schema {schema.__name__} cannot be compiled: {error}") from error
+
+    def _prove(self) -> Completion:
+        try:
+            proof = self.complete(_PROOF_PROMPT, purpose="probe", max_tokens=_PROOF_TOKENS, schema=_Proof)
+        except (GenerationFailed, ConstraintNotApplied) as error:
+            self.close()
+            raise ConstraintNotApplied(
+                f"{self.name}: the JSON constraint does not hold: {error.message}",
+                hint="reinstall the constraint engine: pip install --force-reinstall outlines llguidance",
+            ) from error
+        if proof.finish != "stop":
+            self.close()
+            raise ConstraintNotApplied(f"{self.name}: the JSON constraint does not hold: {proof.text!r}")
+        return proof
+
+
+def check_gguf(path: Path) -> None:
+    """Refuse, before native code sees it, what cannot be a GGUF file.
+
+    Raises:
+        ModelMissing: there is no such file, or it cannot be read.
+        ModelDamaged: it is empty or begins otherwise.
+    """
+    hint = "run: lychee models pull"
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelMissing(f"the model file {path} cannot be read: {error.strerror}", hint=hint) from error
+    if not magic:
+        raise ModelDamaged(f"the model file {path} is empty", hint=hint)
+    if magic != b"GGUF":
+        raise ModelDamaged(f"the model file {path} is not in GGUF format", hint=hint)
+
+
+def is_looping(text: str) -> bool:
+    """Whether `text` ends in copies of one piece: three in a row, and as many more as fill `LOOP_SPAN`.
+
+    A small model in a circle often keeps counting ({"turn":4,...},{"turn":5,...} with one and the same sentence), so
+    copies may differ in one number. Then there must be five of them, with at least four words each: a list of distances
+    run, or one line for every empty turn, is no loop. Records of a list share keys and shape but not their words.
+    """
+    shape = re.sub(r"\d+", "0", text[-2 * LOOP_PERIOD_MAX * LOOP_COPIES_COUNTED :])
+    for period in range(1, min(LOOP_PERIOD_MAX, len(shape) // LOOP_COPIES) + 1):
+        if shape[-1] != shape[-1 - period]:
+            continue
+        piece = shape[-period:]
+        copies = max(LOOP_COPIES, -(-LOOP_SPAN // period))
+        if not shape.endswith(piece * copies):
+            continue
+        if _changing_numbers(text, piece.count("0"), copies) == 0:
+            return True
+        copies = max(copies, LOOP_COPIES_COUNTED)
+        counted = shape.endswith(piece * copies) and _changing_numbers(text, piece.count("0"), copies) == 1
+        if counted and piece.count(" ") >= 3:
+            return True
+    return False
+
+
+def _changing_numbers(text: str, numbers_each: int, copies: int) -> int:
+    """In how many of its numbers the copies of a piece at the end of `text` differ."""
+    if numbers_each == 0:
+        return 0
+    numbers = re.findall(r"\d+", text)[-numbers_each * copies :]
+    return sum(len(set(numbers[place::numbers_each])) > 1 for place in range(numbers_each))
+
+
+def constraint_schema(schema: type[BaseModel]) -> str:
+    """The JSON schema of a pydantic type as the constraint engine gets it: no white space, no keys beyond the type's.
+
+    An open object would let a small model invent keys until its tokens run out.
+    """
+    tree = schema.model_json_schema()
+    _close_objects(tree)
+    tree["x-guidance"] = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+    return json.dumps(tree, ensure_ascii=False)
+
+
+def _close_objects(tree: Any) -> None:
+    for part in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        _close_objects(part)
+    if isinstance(tree, dict) and tree.get("type") == "object" and "properties" in tree:
+        tree.setdefault("additionalProperties", False)
+
+
+def _constrained(processor: Any, previous: int, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """`logits` with every token that the constraint excludes at minus infinity."""
+    try:
+        masked: npt.NDArray[np.float32] = processor(np.asarray([previous]), logits)
+        problem = processor.ll_matchers[0].get_error()
+    except _ENGINE_ERRORS as error:
+        raise ConstraintNotApplied(f"the constraint engine failed: {error}") from error
+    # A schema the engine cannot express leaves it with an error and the end of the text as its only choice.
+    if problem:
+        raise ConstraintNotApplied(f"the constraint engine failed: {' '.join(problem.split())}")
+    return masked
+
+
+def _check_output(schema: type[BaseModel], text: str) -> None:
+    try:
+        schema.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(step) for step in first["loc"]) or "the whole"
+        raise GenerationFailed(
+            f"the output is no {schema.__name__}: {place}: {first['msg']}: {text[:200]!r}"
+        ) from error
+
+
+def _import_llama_cpp() -> ModuleType:
+    try:
+        import llama_cpp
+    except ImportError as error:
+        raise ModelMissing(
+            f"llama-cpp-python is not installed: {error}", hint="run: make setup, or: pip install llama-cpp-python"
+        ) from error
+    except (OSError, RuntimeError) as error:  # what it raises for a shared library that is absent or does not load
+        raise ModelMissing(f"llama-cpp-python does not load: {error}", hint=_DOCTOR_HINT) from error
+    _quiet(llama_cpp)
+    return llama_cpp
+
+
+def _quiet(api: ModuleType) -> None:
+    """Keep llama.cpp's log from the terminal, once a process; the callback must outlive every model."""
+    global _native_log_callback
+    if _native_log_callback is None:
+        _native_log_callback = api.llama_log_callback(_note_native_line)
+        api.llama_log_set(_native_log_callback, ctypes.c_void_p(0))
+
+
+def _note_native_line(level: int, text: bytes, user_data: Any) -> None:
+    if level in (3, 4):  # ggml's numbers for warning and error; the rest is chatter
+        _native_log.append(text.decode("utf-8", "replace").strip())
+
+
+def _last_native_lines() -> str:
+    return "".join(f"; {line}" for line in list(_native_log)[-2:])
+
+
+def _load(api: ModuleType, path: Path, context: int, threads: int, seed: int) -> Any:
+    _native_log.clear()
+    try:
+        return api.Llama(
+            model_path=str(path), n_ctx=context, n_threads=threads, n_threads_batch=threads, seed=seed, verbose=False
+        )
+    except ValueError as error:
+        raise ModelDamaged(
+            f"llama.cpp cannot load {path}: {error}{_last_native_lines()}",
+            hint="if the file is whole (lychee models verify), memory may be short: try a smaller model or context",
+        ) from error
+
+
+def _processors() -> int:
+    # llama-cpp-python's own default is half of them, which on a laptop of two is one.
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def _chat_formatter(api: ModuleType, llama: Any, chat_format: str | None) -> Callable[..., Any]:
+    from llama_cpp import llama_chat_format
+
+    if chat_format is not None:
+        if chat_format not in _NAMED_FORMATS:
+            raise BadInput(
+                f"no chat format is called {chat_format!r}", hint=f"there are: {', '.join(sorted(_NAMED_FORMATS))}"
+            )
+        named: Callable[..., Any] = getattr(llama_chat_format, _NAMED_FORMATS[chat_format])
+        return named
+    template = llama.metadata.get("tokenizer.chat_template")
+    if template is None:
+        raise BadInput(
+            f"{llama.model_path} has no chat template",
+            hint=f"name the chat format in the model's card: {', '.join(sorted(_NAMED_FORMATS))}",
+        )
+    vocab = api.llama_model_get_vocab(llama.model)
+    formatter = llama_chat_format.Jinja2ChatFormatter(
+        template=template,
+        bos_token=_token_text(api, vocab, llama.token_bos()),
+        eos_token=_token_text(api, vocab, llama.token_eos()),
+    )
+    # Some templates print today's date; the same prompt must be the same tomorrow, and ours state the date themselves.
+    formatter.strftime_now = datetime(2024, 7, 26).strftime  # type: ignore  # a method, replaced
+    return formatter
+
+
+def _token_text(api: ModuleType, vocab: Any, token: int) -> str:
+    text: bytes = api.llama_vocab_get_text(vocab, token) if token >= 0 else b""
+    return text.decode("utf-8", "replace")
+
+
+def _control_pattern(api: ModuleType, vocab: Any) -> re.Pattern[str]:
+    size = api.llama_vocab_n_tokens(vocab)
+    texts = [_token_text(api, vocab, token) for token in range(size) if api.llama_vocab_is_control(vocab, token)]
+    longest_first = sorted((re.escape(text) for text in texts if len(text) > 1), key=len, reverse=True)
+    return re.compile("|".join(longest_first) or r"(?!)")
+
+
+def _break_control(match: re.Match[str]) -> str:
+    return f"{match[0][0]} {match[0][1:]}"
+
+
+def _system_into_user(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """For a template without a system role: what the system says goes before what the user says next."""
+    folded: list[ChatMessage] = []
+    waiting = ""
+    for message in messages:
+        if message.role == "system":
+            waiting += message.content + "\n\n"
+        elif message.role == "user" and waiting:
+            folded.append(ChatMessage("user", waiting + message.content))
+            waiting = ""
+        else:
+            folded.append(message)
+    return [*folded, ChatMessage("user", waiting.rstrip())] if waiting else folded
+
+
+def _constraint_engine(llama: Any) -> Any:
+    """outlines' llguidance backend. It reads the whole vocabulary (about a second), so it is built once a model."""
+    try:
+        import outlines
+        from outlines.backends import LLGuidanceBackend
+
+        with warnings.catch_warnings():
+            # llguidance calls a name that llama-cpp-python has renamed.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return LLGuidanceBackend(outlines.from_llamacpp(llama))
+    except ImportError as error:
+        raise ModelMissing(
+            f"the JSON constraint engine is not installed: {error}", hint="run: pip install outlines llguidance"
+        ) from error

@@ -1,0 +1,68 @@
+"""From a model card and a place on disk to a working adapter. Looks for nothing and downloads nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lychee_local import cards
+from lychee_local.backends.bge import CrossEncoder, SentenceEmbedder
+from lychee_local.backends.llama import LlamaLLM
+from lychee_local.cards import Card
+from lychee_local.errors import BadInput
+
+# The cache of keys and values grows with the context: 8,192 tokens take 235 MB on a 1.5 B model, 32,768 take 940 MB.
+# No prompt of ours needs more.
+CONTEXT = 8192
+RERANK_LENGTH = 512
+
+
+def load_llm(card: Card, path: Path, *, context: int | None = None, threads: int | None = None) -> LlamaLLM:
+    """The model of a card from its GGUF file at `path`, with at most `context` tokens (None: 8,192).
+
+    Raises:
+        ModelMissing, ModelDamaged, ConstraintNotApplied: see `LlamaLLM`.
+    """
+    _require_role(card, "llm")
+    return LlamaLLM(
+        path,
+        name=card.name,
+        context=min(card.context, context or CONTEXT),
+        threads=threads,
+        prompt_style=card.prompt_style,
+        chat_format=card.chat_format,
+    )
+
+
+def load_embedder(card: Card, path: Path) -> SentenceEmbedder:
+    """The embedder of a card from its folder at `path`.
+
+    Raises:
+        ModelMissing, ModelDamaged: see `SentenceEmbedder`.
+    """
+    _require_role(card, "embedder")
+    if card.calibration is None:
+        raise BadInput(f"the card of {card.name} has no calibration", hint="run: lychee models add, which makes one")
+    return SentenceEmbedder(
+        path,
+        name=card.name,
+        digest=cards.digest(card),
+        calibration=card.calibration,
+        query_prefix=card.query_prefix,
+        pooling=card.pooling,
+        dimension=card.dimension,
+    )
+
+
+def load_reranker(card: Card, path: Path) -> CrossEncoder:
+    """The cross-encoder of a card from its folder at `path`.
+
+    Raises:
+        ModelMissing, ModelDamaged: see `CrossEncoder`.
+    """
+    _require_role(card, "reranker")
+    return CrossEncoder(path, name=card.name, max_length=min(card.context, RERANK_LENGTH))
+
+
+def _require_role(card: Card, role: str) -> None:
+    if card.role != role:
+        raise BadInput(f"{card.name} is a model of the role {card.role}, not {role}")

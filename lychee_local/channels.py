@@ -1,0 +1,522 @@
+"""Recall: a plan and the vectors of its queries in, candidates per route out; and the source windows around them.
+
+Owns the channels (records, evidence nodes, temporal nodes, raw turns, words) and their field scores, and the reading of
+neighbouring turns. Refuses to rank routes against each other, to call a model, or to add scores of different scales:
+where two rankings of the same things meet, ranks are fused and the scores of one scale are handed out in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lychee_local import dates
+from lychee_local.lexicon import Lexicon, terms
+from lychee_local.settings import RecallSettings
+from lychee_local.store import Store, VectorHit
+from lychee_local.strategy import STRATEGIES, Strategy, similarity
+from lychee_local.types import (
+    Calibration,
+    Candidate,
+    DateSpan,
+    MemoryType,
+    NodeKind,
+    Plan,
+    QuestionType,
+    Record,
+    Route,
+    TimeRange,
+    Turn,
+)
+
+Vector = npt.NDArray[np.float32]
+Field = Literal["turns", "records", "nodes"]
+
+# Lychee-method 5.4. Node weights by kind; the temporal kind is reached through its own channel only.
+NODE_WEIGHTS: dict[NodeKind, float] = {"entity": 0.34, "topic": 0.32, "entity_topic": 0.38, "event_frame": 0.42}
+DATE_SCORES: dict[str, float] = {"day": 0.42, "month": 0.28}
+DATE_SCORE_OTHER = 0.34
+RECORD_BASE, RECORD_SLOPE = 0.30, 0.30
+TURN_BASE, TURN_SLOPE = 0.34, 0.42
+
+# The paper searches as deep as for 15 items even where fewer are wanted (its k_plan).
+PLAN_DEPTH = 15
+
+# Turns per query whose cosines are read, so that a turn can be judged together with the turns around it.
+CONTEXT_DEPTH = 1_000
+# How much of a neighbour's score a turn inherits in the context ranking.
+CONTEXT_SHARE = 0.5
+
+
+class Words:
+    """The lexical channel's index: every turn and record of a store by its words. `update` reads only what is new."""
+
+    def __init__(self) -> None:
+        self.turns = Lexicon()
+        self.records = Lexicon()
+        self._read: dict[str, tuple[int, int]] = {}
+
+    def update(self, store: Store) -> None:
+        """Bring the index up to the store's present content; starts anew where something was removed from the store."""
+        sizes = {s: (len(store.turns(s)), len(store.records(s))) for s in store.sessions()}
+        if any(sizes.get(s, (0, 0))[i] < read[i] for s, read in self._read.items() for i in (0, 1)):
+            self.turns, self.records, self._read = Lexicon(), Lexicon(), {}
+        for session, size in sizes.items():
+            turns_read, records_read = self._read.get(session, (0, 0))
+            turns, records = store.turns(session)[turns_read:], store.records(session)[records_read:]
+            self.turns.add([t.id for t in turns], [t.line for t in turns])
+            self.records.add([r.id for r in records], [r.text for r in records])
+            self._read[session] = size
+
+
+# --- recall ----------------------------------------------------------------------------------------------------------
+
+
+def recall(
+    plan: Plan,
+    vectors: Mapping[str, Vector],
+    store: Store,
+    *,
+    k: int,
+    settings: RecallSettings,
+    calibration: Calibration,
+    words: Words | None = None,
+) -> dict[str, tuple[Candidate, ...]]:
+    """Candidates of every route of `plan`, by route id, best field score first, ties by id (lychee-method 5.2 to 5.5).
+
+    `vectors` holds the unit vector of every text of `plan.variants(route)`. `settings.channels` names the channels that
+    run; "lexical" needs `words`. Budgets follow from max(k, 15).
+    """
+    search = _Search(plan, vectors, store, max(k, PLAN_DEPTH), settings, calibration, words)
+    return {route.id: search.route(route) for route in plan.routes}
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A candidate under construction: the best score of all its hits, and what it was hit by."""
+
+    score: float = 0.0
+    similarity: float = 0.0
+    channels: dict[str, None] = field(default_factory=dict)
+    queries: dict[str, None] = field(default_factory=dict)
+    nodes: dict[str, None] = field(default_factory=dict)
+
+    def hit(self, channel: str, score: float, *, query: str = "", node: str = "", similarity: float = 0.0) -> None:
+        self.score = max(self.score, score)
+        self.similarity = max(self.similarity, similarity)
+        self.channels.setdefault(channel)
+        if query:
+            self.queries.setdefault(query)
+        if node:
+            self.nodes.setdefault(node)
+
+
+class _Search:
+    """One question's search: the vector hits of all routes from one store call per field, then route by route."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        vectors: Mapping[str, Vector],
+        store: Store,
+        depth: int,
+        settings: RecallSettings,
+        calibration: Calibration,
+        words: Words | None,
+    ) -> None:
+        self.plan, self.store, self.settings, self.calibration, self.words = plan, store, settings, calibration, words
+        self.strategy = STRATEGIES[plan.question_type]
+        self.depth = depth
+        self.node_budget = max(1, int(max(3 * depth, 30) * self.strategy.node))
+        self.record_budget = max(1, int(max(3 * depth, 30) * self.strategy.record))
+        self.turn_budget = max(1, int(max(depth, 20) * self.strategy.turn))
+        texts = list(dict.fromkeys(text for route in plan.routes for text in plan.variants(route)))
+        self.hits: dict[Field, dict[str, list[VectorHit]]] = {
+            "records": self._vector_hits("records", texts, vectors, self.record_budget),
+            "nodes": self._vector_hits("nodes", texts, vectors, 4 * self.node_budget),
+            "turns": self._vector_hits("turns", texts, vectors, max(self.turn_budget, CONTEXT_DEPTH)),
+        }
+
+    def _vector_hits(
+        self, name: Field, texts: Sequence[str], vectors: Mapping[str, Vector], k: int
+    ) -> dict[str, list[VectorHit]]:
+        if name not in self.settings.channels or not texts:
+            return {}
+        matrix = np.stack([vectors[text] for text in texts]).astype(np.float32, copy=False)
+        kinds = tuple(NODE_WEIGHTS) if name == "nodes" else None
+        return dict(zip(texts, self.store.search(name, matrix, k, node_kinds=kinds), strict=True))
+
+    def route(self, route: Route) -> tuple[Candidate, ...]:
+        records: dict[str, _Draft] = {}
+        turns: dict[str, _Draft] = {}
+        queries = self.plan.variants(route)
+        when = route.when or self.plan.when
+        if "temporal" in self.settings.channels and when is not None:
+            self._temporal(when, records)
+        for query in queries:
+            self._nodes(query, records)
+        self._records(queries, records)
+        self._turns(queries, turns)
+        found = [self._from_record(self.store.record(i), draft, when) for i, draft in records.items()]
+        found += [self._from_turn(self.store.turn(i), draft, when) for i, draft in turns.items()]
+        found = [replace(c, routes=(route.id,)) for c in found]
+        return tuple(sorted(found, key=lambda c: (-c.field_score, c.id)))
+
+    # --- the channels ---
+
+    def _temporal(self, when: TimeRange, drafts: dict[str, _Draft]) -> None:
+        scored = [(DATE_SCORES.get(n.key.partition(":")[0], DATE_SCORE_OTHER), n) for n in self.store.temporal_nodes(when)]
+        scored.sort(key=lambda pair: (-pair[0], pair[1].id))
+        label = f"{when.since or ''} to {when.until or ''}".strip()
+        for score, node in scored[: max(10 * self.depth, 100)]:
+            for record in node.records:
+                drafts.setdefault(record, _Draft()).hit("temporal", score, query=label, node=node.id)
+
+    def _nodes(self, query: str, drafts: dict[str, _Draft]) -> None:
+        taken: dict[NodeKind, int] = {}
+        for hit in self.hits["nodes"].get(query, ()):
+            node = self.store.node(hit.id)
+            taken[node.kind] = taken.get(node.kind, 0) + 1
+            r = similarity(hit.cosine, self.calibration)
+            if taken[node.kind] > self.node_budget or r == 0.0:
+                continue
+            for record in node.records:
+                score = r * NODE_WEIGHTS[node.kind]
+                drafts.setdefault(record, _Draft()).hit("nodes", score, query=query, node=node.id)
+
+    def _records(self, queries: Sequence[str], drafts: dict[str, _Draft]) -> None:
+        dense = self._best("records", queries, self.record_budget)
+        rankings = [list(dense)]
+        if "lexical" in self.settings.channels and self.words is not None:
+            rankings.append([i for i, _ in self.words.records.search(" ".join(queries), self.record_budget)])
+        scores = self._fuse(dense, rankings, RECORD_BASE, RECORD_SLOPE)
+        self._enter("records", scores, dense, rankings[1:], queries, drafts)
+
+    def _turns(self, queries: Sequence[str], drafts: dict[str, _Draft]) -> None:
+        everything = self._best("turns", queries, CONTEXT_DEPTH)
+        dense = dict(list(everything.items())[: self.turn_budget])
+        rankings = [list(dense)]
+        if "lexical" in self.settings.channels and self.words is not None:
+            found = dict(self.words.turns.search(" ".join(queries), CONTEXT_DEPTH))
+            rankings += [list(found)[: self.turn_budget], self._with_context(found)]
+            if everything:
+                rankings.append(self._with_context(everything))
+        scores = self._fuse(dense, rankings, TURN_BASE, TURN_SLOPE)
+        self._enter("turns", scores, dense, rankings[1:], queries, drafts)
+
+    def _best(self, name: Field, queries: Sequence[str], k: int) -> dict[str, float]:
+        """The highest cosine of each row over all query variants, the best k rows, best first."""
+        best: dict[str, float] = {}
+        for query in queries:
+            for hit in self.hits[name].get(query, ())[:k]:
+                best[hit.id] = max(best.get(hit.id, -1.0), hit.cosine)
+        return dict(sorted(best.items(), key=lambda pair: (-pair[1], pair[0]))[:k])
+
+    def _with_context(self, scores: Mapping[str, float]) -> list[str]:
+        """The best turns when each is judged together with the turns before and after it, in the same session."""
+        lowest = min(scores.values(), default=0.0)
+        placed = {(t.session, t.index): score for t, score in ((self.store.turn(i), s) for i, s in scores.items())}
+
+        def judged(place: tuple[str, int]) -> float:
+            session, index = place
+            around = sum(placed.get((session, index + step), lowest) for step in (-1, 1))
+            return placed[place] + CONTEXT_SHARE * around
+
+        order = sorted(placed, key=lambda place: (-judged(place), place))[: self.turn_budget]
+        return [f"turn:{session}:{index}" for session, index in order]
+
+    def _fuse(
+        self, dense: Mapping[str, float], rankings: Sequence[Sequence[str]], base: float, slope: float
+    ) -> dict[str, float]:
+        """Field scores: the order from reciprocal rank fusion of `rankings`, the values from the vector channel.
+
+        The i-th of the fused order receives the i-th highest vector score, so that the field score keeps its scale, and
+        with the vector ranking alone every row keeps its own score. Where the vectors found too few rows, or do not run,
+        the value is r = 60 / (60 + i), scaled to end where they end.
+        """
+        constant = self.settings.rrf_constant
+        fused: dict[str, float] = {}
+        for ranking in rankings:
+            for rank, identifier in enumerate(ranking, 1):
+                fused[identifier] = fused.get(identifier, 0.0) + 1.0 / (constant + rank)
+        order = sorted(fused, key=lambda i: (-fused[i], -dense.get(i, -1.0), i))
+        values = sorted((similarity(cosine, self.calibration) for cosine in dense.values()), reverse=True)
+        last = values[-1] if values else 1.0
+        values += [last * constant / (constant + i) for i in range(1, len(order) - len(values) + 1)]
+        return {i: base + slope * r for i, r in zip(order, values, strict=True)}
+
+    def _enter(
+        self,
+        channel: str,
+        scores: Mapping[str, float],
+        dense: Mapping[str, float],
+        other: Sequence[Sequence[str]],
+        queries: Sequence[str],
+        drafts: dict[str, _Draft],
+    ) -> None:
+        by_words = {i for ranking in other for i in ranking}
+        name: Field = "records" if channel == "records" else "turns"
+        for identifier, score in scores.items():
+            draft = drafts.setdefault(identifier, _Draft())
+            if identifier in dense:
+                draft.hit(channel, score, similarity=similarity(dense[identifier], self.calibration))
+            if identifier in by_words:
+                draft.hit("lexical", score)
+        for query in queries:
+            for hit in self.hits[name].get(query, ())[: self.turn_budget if name == "turns" else None]:
+                if hit.id in scores:
+                    drafts[hit.id].queries.setdefault(query)
+
+    # --- what a draft becomes, with the adjustments of lychee-method 5.5 ---
+
+    def _from_record(self, record: Record, draft: _Draft, when: TimeRange | None) -> Candidate:
+        bonus = _record_bonus(self.plan.question_type, record)
+        if when is not None and _any_overlap(when, _event_spans(record)):
+            bonus += 0.08
+        return Candidate(
+            id=record.id,
+            kind="record",
+            text=record.text,
+            session=record.session,
+            turns=record.turns,
+            field_score=min(1.0, draft.score + bonus),
+            similarity=draft.similarity,
+            speaker=record.speaker,
+            role=record.role,
+            memory_type=record.kind,
+            entities=record.entities,
+            tags=record.tags,
+            temporal=record.temporal,
+            said=record.said,
+            channels=tuple(draft.channels),
+            queries=tuple(draft.queries),
+            nodes=tuple(draft.nodes),
+        )
+
+    def _from_turn(self, turn: Turn, draft: _Draft, when: TimeRange | None) -> Candidate:
+        bonus = {"assistant": self.strategy.assistant_bonus, "user": self.strategy.user_bonus}.get(turn.role, 0.0)
+        score = min(1.0, draft.score * self.strategy.turn_factor + bonus)
+        return Candidate(
+            id=turn.id,
+            kind="turn",
+            text=turn.line,
+            session=turn.session,
+            turns=(turn.index,),
+            field_score=min(1.0, score + _turn_date_bonus(turn, when)),
+            similarity=draft.similarity,
+            speaker=turn.speaker,
+            role=turn.role,
+            said=turn.at,
+            channels=tuple(draft.channels),
+            queries=tuple(draft.queries),
+        )
+
+
+_ADVICE_KINDS: frozenset[MemoryType] = frozenset({"preference", "constraint", "event", "failure_pattern"})
+
+
+def _record_bonus(question_type: QuestionType, record: Record) -> float:
+    if question_type == "prior_assistant_response" and record.role in ("assistant", "both"):
+        return 0.08
+    if question_type == "personalized_advice" and record.kind in _ADVICE_KINDS:
+        return 0.05
+    if question_type == "temporal" and record.temporal.spans:
+        return 0.04
+    if question_type in ("aggregate", "comparison") and record.kind == "event":
+        return 0.03
+    return 0.0
+
+
+def _event_spans(record: Record) -> tuple[DateSpan, ...]:
+    """What a filter is held against: validity completed by the reference date, else the dates, else those in the text."""
+    t = record.temporal
+    first, last = t.t_valid_from or t.t_ref, t.t_valid_to or t.t_ref
+    if (t.t_valid_from or t.t_valid_to) and first and last and first.start <= last.end:
+        return (DateSpan(first.start, last.end, "interval"),)
+    return t.spans or _text_spans(record.text, None)
+
+
+def _text_spans(text: str, said: date | None) -> tuple[DateSpan, ...]:
+    return tuple(mention.span for mention in dates.find(text, said))
+
+
+def _turn_date_bonus(turn: Turn, when: TimeRange | None) -> float:
+    """The filter is soft: it lifts what fits and drops nothing."""
+    if when is None:
+        return 0.0
+    said = turn.at.date() if turn.at is not None else None
+    spans = _text_spans(turn.text, said)
+    if spans:
+        return 0.08 if _any_overlap(when, spans) else 0.0
+    return 0.04 if said is not None and when.overlaps(said, said) else 0.0
+
+
+def _any_overlap(when: TimeRange, spans: Iterable[DateSpan]) -> bool:
+    return any(when.overlaps(span.start, span.end) for span in spans)
+
+
+# --- local evidence expansion (lychee-method 5.6) --------------------------------------------------------------------
+
+
+def windows(
+    plan: Plan, by_route: Mapping[str, tuple[Candidate, ...]], store: Store, *, k: int
+) -> dict[str, tuple[Candidate, ...]]:
+    """Put the turns around the best candidates of every route beside them.
+
+    Windows are merged over all routes, so no turn stands in two of them, and a raw turn inside a window is replaced by
+    it: the window takes over the turn's scores, channels and queries. Records stay. The window's `turns` are those whose
+    lines it really shows.
+    """
+    strategy = STRATEGIES[plan.question_type]
+    spans: list[tuple[str, int, int]] = []
+    answers: dict[str, tuple[Candidate, ...]] = {}
+    for route, candidates in by_route.items():
+        if plan.question_type == "prior_assistant_response":
+            answers[route] = _answer_windows(candidates, store, strategy)
+        anchors = [c for c in (*candidates, *answers.get(route, ())) if c.turns]
+        for anchor in sorted(anchors, key=_anchor_order)[: min(max(k, 1), strategy.anchors)]:
+            spans.append((anchor.session, min(anchor.turns) - strategy.window, max(anchor.turns) + strategy.window))
+    places = _merge(spans, store, strategy.merge_gap)
+    wanted = set(terms(" ".join(text for route in plan.routes for text in plan.variants(route))))
+    expanded: dict[str, tuple[Candidate, ...]] = {}
+    for route, candidates in by_route.items():
+        pool = (*candidates, *answers.get(route, ()))
+        expanded[route] = _placed(route, pool, places, store, strategy, wanted)
+    return expanded
+
+
+def _anchor_order(candidate: Candidate) -> tuple[float, str]:
+    return -max(candidate.relevance or 0.0, candidate.field_score, candidate.similarity), candidate.id
+
+
+def _answer_windows(candidates: Sequence[Candidate], store: Store, strategy: Strategy) -> tuple[Candidate, ...]:
+    """The assistant's answers near the best raw turns, each with the user turn before it (5.6 a)."""
+    found: dict[str, Candidate] = {}
+    raw = sorted((c for c in candidates if c.kind == "turn"), key=_anchor_order)[:20]
+    for anchor in raw:
+        turns, here = store.turns(anchor.session), anchor.turns[0]
+        if turns[here].role == "assistant":
+            targets = [here]
+        else:
+            following = range(here + 1, min(here + 1 + strategy.window, len(turns)))
+            targets = [i for i in following if turns[i].role == "assistant"][:2]
+        for target in targets:
+            asked = [i for i in range(max(0, target - strategy.window), target) if turns[i].role == "user"][-1:]
+            score = min(1.0, anchor.field_score + 0.04 + 0.18)
+            shown = [turns[i] for i in (*asked, target)]
+            window = _window(anchor, shown, score)
+            if window.id not in found or found[window.id].field_score < score:
+                found[window.id] = window
+    return tuple(found.values())
+
+
+def _merge(spans: Iterable[tuple[str, int, int]], store: Store, gap: int) -> dict[str, list[tuple[int, int]]]:
+    """Turn ranges by session, cut to the session, joined where they overlap or lie within gap + 1 turns."""
+    merged: dict[str, list[tuple[int, int]]] = {}
+    for session, start, end in sorted(spans):
+        start, end = max(0, start), min(end, len(store.turns(session)) - 1)
+        ranges = merged.setdefault(session, [])
+        if ranges and start <= ranges[-1][1] + gap + 1:
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))
+        else:
+            ranges.append((start, end))
+    return merged
+
+
+def _placed(
+    route: str,
+    candidates: Sequence[Candidate],
+    places: Mapping[str, list[tuple[int, int]]],
+    store: Store,
+    strategy: Strategy,
+    wanted: set[str],
+) -> tuple[Candidate, ...]:
+    kept: list[Candidate] = []
+    inside: dict[tuple[str, int, int], list[Candidate]] = {}
+    for candidate in candidates:
+        holders = [
+            (candidate.session, start, end)
+            for start, end in places.get(candidate.session, ())
+            if candidate.turns and start <= min(candidate.turns) and max(candidate.turns) <= end
+        ]
+        for holder in holders:
+            inside.setdefault(holder, []).append(candidate)
+        if candidate.kind == "record" or not holders:
+            kept.append(candidate)
+    for (session, start, end), anchors in inside.items():
+        turns = store.turns(session)[start : end + 1]
+        needed = {i for a in anchors if a.kind != "record" for i in a.turns} or {i for a in anchors for i in a.turns}
+        shown = _cut(turns, needed, wanted, strategy.window_chars)
+        best = max(anchors, key=lambda a: (a.field_score, a.id))
+        score = min(1.0, best.field_score + (0.03 if len(anchors) > 1 else 0.0))
+        kept.append(replace(_window(best, shown, score, anchors, (start, end)), routes=(route,)))
+    return tuple(sorted(kept, key=lambda c: (-c.field_score, c.id)))
+
+
+def _window(
+    best: Candidate,
+    turns: Sequence[Turn],
+    score: float,
+    anchors: Sequence[Candidate] = (),
+    span: tuple[int, int] | None = None,
+) -> Candidate:
+    start, end = span or (turns[0].index, turns[-1].index)
+    anchors = anchors or (best,)
+    return replace(
+        best,
+        id=f"window:{best.session}:{start}-{end}",
+        kind="window",
+        text=_lines(turns),
+        turns=tuple(t.index for t in turns),
+        field_score=score,
+        similarity=max(a.similarity for a in anchors),
+        speaker=turns[0].speaker if len({t.speaker for t in turns}) == 1 else None,
+        role="",
+        memory_type=None,
+        said=next((t.at for t in turns if t.at is not None), best.said),
+        channels=_union(a.channels for a in anchors),
+        queries=_union(a.queries for a in anchors),
+        nodes=_union(a.nodes for a in anchors),
+        entities=_union(a.entities for a in anchors),
+        tags=_union(a.tags for a in anchors),
+    )
+
+
+def _lines(turns: Sequence[Turn]) -> str:
+    """One line a turn; a gap between turns is marked."""
+    lines: list[str] = []
+    for previous, turn in zip((None, *turns), turns, strict=False):
+        if previous is not None and turn.index != previous.index + 1:
+            lines.append("[...]")
+        lines.append(turn.line)
+    return "\n".join(lines)
+
+
+def _cut(turns: Sequence[Turn], needed: set[int], wanted: set[str], limit: int) -> list[Turn]:
+    """The turns of a window that fit `limit` characters: those it was built for first, then by shared terms.
+
+    Whole turns only, in their order. The first one stays whatever its length: a window never hides what was found.
+    """
+
+    def worth(turn: Turn) -> tuple[bool, float, int]:
+        words = terms(turn.text)
+        return turn.index not in needed, -(len(wanted & set(words)) + min(2.0, len(words) / 80)), turn.index
+
+    if sum(len(t.line) + 1 for t in turns) <= limit:
+        return list(turns)
+    chosen: list[Turn] = []
+    room = limit
+    for turn in sorted(turns, key=worth):
+        if not chosen or len(turn.line) + 1 <= room:
+            chosen.append(turn)
+            room -= len(turn.line) + 1
+    return sorted(chosen, key=lambda t: t.index)
+
+
+def _union(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(item for part in parts for item in part))

@@ -1,0 +1,370 @@
+"""The command line: one verb per method of `Memory`, and nothing that a program could not do through it.
+
+Owns options, exit codes and the one place where an error becomes a line. Reads the environment and the clock, which the
+library never does. Heavy imports happen inside the commands, so that help and mistakes answer at once.
+
+Exit status: 0 done, 1 doctor found the main job impossible, 2 bad input, 3 the memory folder, 4 a model, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args
+
+import typer
+from rich.text import Text
+
+from lychee_local import cli_models, intake, screen
+from lychee_local.errors import BadInput, LycheeError
+from lychee_local.options import Home, Items, Json, NoLLM, Now, Profile, Session, User
+from lychee_local.types import Message, NodeKind, Progress, Remembered
+
+if TYPE_CHECKING:
+    from lychee_local.memory import Memory
+
+T = TypeVar("T")
+NODE_KINDS: tuple[NodeKind, ...] = get_args(NodeKind)
+
+app = typer.Typer(
+    help="Long-term memory for AI assistants that runs entirely on your own machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(cli_models.app, name="models")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The `lychee` command. The only place where an error of this package ends; any other error is a bug and shows
+    its traceback."""
+    try:
+        app(args=None if argv is None else list(argv), prog_name="lychee")
+    except LycheeError as error:
+        screen.err.print(Text.assemble(("error: ", "bold red"), screen.one_line(str(error))))
+        sys.exit(error.exit_code)
+
+
+@contextmanager
+def _memory(user: str, home: Path | None, profile: str, *, no_llm: bool, read_only: bool) -> Iterator[Memory]:
+    from lychee_local.memory import Memory
+
+    llm: Literal["auto"] | None = None if no_llm else "auto"
+    with Memory.open(user, home=home, profile=profile, llm=llm, read_only=read_only) as memory:
+        yield memory
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def remember(
+    file: Annotated[str | None, typer.Argument(metavar="[FILE|-]", help="JSON lines of turns, or LoCoMo JSON.")] = None,
+    *,
+    text: Annotated[str | None, typer.Option("--text", help="One turn, said now, instead of a file.")] = None,
+    session: Annotated[str | None, typer.Option("--session", help="For turns that name none.")] = None,
+    at: Annotated[str | None, typer.Option("--at", help="When it was said: ISO 8601 or '8 May, 2023'.")] = None,
+    speaker: Annotated[str | None, typer.Option("--speaker", help="Who speaks in turns of --role.")] = None,
+    role: Annotated[str, typer.Option("--role", help="For turns that name none.")] = "user",
+    conversation: Annotated[str | None, typer.Option("--conversation", help="Which one of a LoCoMo file.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Report unusable lines and go on.")] = False,
+    keep_open: Annotated[
+        bool, typer.Option("--keep-open", help="More of the last exchange may follow: do not end the sessions.")
+    ] = False,
+    later: Annotated[bool, typer.Option("--later", help="Store now, encode with `lychee consolidate`.")] = False,
+    no_llm: NoLLM = False,
+    user: User = "default",
+    home: Home = None,
+    profile: Profile = "laptop",
+    as_json: Json = False,
+) -> None:
+    """Store what was said, and encode it into records.
+
+    Each line is an object with "text" and, where known, "role", "speaker", "at", "session" and "ref". The turns are
+    stored and searchable before the language model starts. Giving the same file again adds only what is new.
+    """
+    problems: list[BadInput] = []
+    given = intake.defaults(session=session, at=at, speaker=speaker, role=role)
+    if text is not None:
+        if file is not None:
+            raise BadInput("both a file and --text were given")
+        # Said at this terminal, now: the one case in which the time is known without being told.
+        said = replace(given, at=given.at or datetime.now().replace(microsecond=0))
+        messages: Sequence[Message] = intake.messages(
+            text, session=said.session, at=said.at, speaker=said.speaker, role=said.role
+        )
+        keep_open = True
+    else:
+        messages = _read(file, conversation, given, problems if skip_bad else None)
+    _report_skipped(problems)
+    if not (no_llm or later):
+        _require_llm(home, profile)
+    began = time.monotonic()
+    with _memory(user, home, profile, no_llm=no_llm, read_only=False) as memory, _interruptible(memory) as watch:
+        done = memory.remember(messages, encode=False, on_progress=watch)
+        if not keep_open:
+            for name in dict.fromkeys(m.session for m in messages):
+                done = _joined(done, memory.flush(name, encode=False))
+        if not later:
+            done = _joined(done, memory.consolidate(on_progress=watch))
+        waiting = len(memory.pending())
+    if as_json:
+        screen.print_json(
+            {
+                "turns": len(done.turns),
+                "skipped": done.skipped,
+                "bad": [problem.message for problem in problems],
+                "segments": done.segments,
+                "records": done.records,
+                "usage": done.usage,
+                "pending": waiting,
+                "seconds": round(time.monotonic() - began, 3),
+            }
+        )
+    else:
+        screen.remembered(done, pending=waiting, seconds=time.monotonic() - began)
+
+
+@app.command()
+def consolidate(
+    *,
+    no_llm: NoLLM = False,
+    user: User = "default",
+    home: Home = None,
+    profile: Profile = "laptop",
+    as_json: Json = False,
+) -> None:
+    """Encode the segments that still wait. Can be stopped at any point and goes on where it stopped."""
+    began = time.monotonic()
+    with _memory(user, home, profile, no_llm=no_llm, read_only=False) as memory, _interruptible(memory) as watch:
+        done = memory.consolidate(on_progress=watch)
+        waiting = len(memory.pending())
+    if as_json:
+        screen.print_json({"records": done.records, "usage": done.usage, "pending": waiting})
+    else:
+        screen.consolidated(done, pending=waiting, seconds=time.monotonic() - began)
+
+
+def _read(
+    file: str | None, conversation: str | None, given: intake.Defaults, problems: list[BadInput] | None
+) -> tuple[Message, ...]:
+    take = None if problems is None else problems.append
+    if file is None:
+        raise BadInput("nothing to remember", hint="name a file, - for standard input, or give --text")
+    if file == "-":
+        return intake.read(sys.stdin.buffer, conversation=conversation, given=given, on_problem=take)
+    try:
+        with Path(file).open("rb") as stream:
+            return intake.read(stream, conversation=conversation, given=given, on_problem=take)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise BadInput(f"cannot read {file!r}: {getattr(error, 'strerror', None) or error}") from error
+    except BadInput as error:
+        raise BadInput(f"{file}: {error.message}", hint=error.hint) from error
+
+
+def _report_skipped(problems: Sequence[BadInput], shown: int = 10) -> None:
+    for problem in problems[:shown]:
+        screen.notes([f"left out {problem}"])
+    if len(problems) > shown:
+        screen.notes([f"left out {screen.number(len(problems) - shown)} more"])
+
+
+def _require_llm(home: Path | None, profile: str) -> None:
+    """Fail before anything is stored where the language model that will be wanted is not on this machine."""
+    from lychee_local import cards, pull
+    from lychee_local.errors import ModelMissing
+
+    name = cards.profile(profile).llm
+    if name is not None and pull.locate(cards.card(name, home), home) is None:
+        raise ModelMissing(
+            f"the language model {name} is not on this machine",
+            hint=f"lychee models pull {name}, or go on without one: --no-llm",
+        )
+
+
+def _joined(a: Remembered, b: Remembered) -> Remembered:
+    return Remembered(
+        a.turns + b.turns, a.skipped + b.skipped, a.segments + b.segments, a.records + b.records, a.usage + b.usage
+    )
+
+
+class _Watch:
+    """Shows progress, and carries a Ctrl-C to the next report where the model library swallowed it: an exception that
+    is raised inside a C callback is printed and forgotten."""
+
+    def __init__(self, view: screen.ProgressView) -> None:
+        self._view = view
+        self._stop = False
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._stop = True
+        raise KeyboardInterrupt
+
+    def __call__(self, progress: Progress) -> None:
+        self._view(progress)
+        if self._stop:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _interruptible(memory: Memory) -> Iterator[_Watch]:
+    """Runs a long write: on Ctrl-C says what is stored and how to go on, and leaves with status 130."""
+    with screen.ProgressView() as view:
+        watch = _Watch(view)
+        before = signal.signal(signal.SIGINT, watch.interrupt)
+        try:
+            yield watch
+            return
+        except KeyboardInterrupt:
+            # A second Ctrl-C ends the process at once; the store survives that too.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            held = memory.stats()
+        finally:
+            signal.signal(signal.SIGINT, before)
+    screen.err.print(
+        f"stopped: {screen.count(held.turns, 'turn')} and {screen.count(held.records, 'record')} are stored, "
+        f"{screen.count(held.pending, 'segment')} wait to be encoded; give the same command again to go on"
+    )
+    raise typer.Exit(130)
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def recall(
+    question: Annotated[str, typer.Argument(help="What to look for.")],
+    *,
+    k: Items = None,
+    now: Now = None,
+    no_llm: NoLLM = False,
+    user: User = "default",
+    home: Home = None,
+    profile: Profile = "laptop",
+    as_json: Json = False,
+) -> None:
+    """Find the evidence for a question, best first. Needs no language model."""
+    question = intake.question(question)
+    with _memory(user, home, profile, no_llm=no_llm, read_only=True) as memory:
+        found = memory.recall(question, k=k, now=_now(now))
+    if as_json:
+        screen.print_json(found)
+    else:
+        screen.recall(found)
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="What to answer.")],
+    *,
+    k: Items = None,
+    now: Now = None,
+    short: Annotated[bool, typer.Option("--short", help="A phrase instead of a sentence.")] = False,
+    user: User = "default",
+    home: Home = None,
+    profile: Profile = "laptop",
+    as_json: Json = False,
+) -> None:
+    """Answer a question from the evidence, and show the evidence."""
+    question = intake.question(question)
+    live = screen.out.is_terminal and not as_json
+    with _memory(user, home, profile, no_llm=False, read_only=True) as memory:
+        given = memory.ask(
+            question, k=k, now=_now(now), style="short" if short else "chat", on_text=screen.stream if live else None
+        )
+    if as_json:
+        screen.print_json(given)
+    else:
+        screen.answer(given, streamed=live)
+
+
+def _now(now: str | None) -> datetime:
+    found = intake.defaults(at=now).at
+    return datetime.now().replace(microsecond=0) if found is None else found
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def show(
+    *,
+    segments: Annotated[bool, typer.Option("--segments", help="Where turns were cut, and why.")] = False,
+    records: Annotated[bool, typer.Option("--records", help="What was understood.")] = False,
+    nodes: Annotated[bool, typer.Option("--nodes", help="What points to the records.")] = False,
+    kind: Annotated[str | None, typer.Option("--kind", help="With --nodes: entity, topic, temporal, ...")] = None,
+    session: Session = None,
+    user: User = "default",
+    home: Home = None,
+    profile: Profile = "laptop",
+    as_json: Json = False,
+) -> None:
+    """Show what is stored: the turns, or their segments, records or nodes."""
+    if segments + records + nodes > 1:
+        raise BadInput("choose one of --segments, --records and --nodes")
+    if nodes and session is not None:
+        raise BadInput("nodes belong to no session", hint="leave out --session")
+    if kind is not None and (not nodes or kind not in NODE_KINDS):
+        raise BadInput(f"--kind {kind!r} selects nothing", hint=f"with --nodes, one of {', '.join(NODE_KINDS)}")
+    with _memory(user, home, profile, no_llm=True, read_only=True) as memory:
+        if session is not None and session not in memory.sessions():
+            raise BadInput(f"no session {session!r}", hint=f"there are: {', '.join(memory.sessions()) or 'none'}")
+        if segments:
+            found, decisions = memory.segments(session), memory.decisions(session)
+            if as_json:
+                screen.print_json({"segments": found, "decisions": decisions})
+            else:
+                screen.segments(found, decisions)
+        elif records:
+            _show(memory.records(session), screen.records, as_json)
+        elif nodes:
+            _show(memory.nodes(kind), screen.nodes, as_json)
+        else:
+            _show(memory.turns(session), screen.turns, as_json)
+
+
+def _show(values: Sequence[T], view: Callable[[Sequence[T]], None], as_json: bool) -> None:
+    if as_json:
+        screen.print_json(values)
+    else:
+        view(values)
+
+
+@app.command()
+def stats(*, user: User = "default", home: Home = None, profile: Profile = "laptop", as_json: Json = False) -> None:
+    """Count what a memory holds and what it cost."""
+    with _memory(user, home, profile, no_llm=True, read_only=True) as memory:
+        held = memory.stats()
+    if as_json:
+        screen.print_json(held)
+    else:
+        screen.stats(held)
+
+
+# --- the whole -----------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def demo(
+    *,
+    keep: Annotated[bool, typer.Option("--keep", help='Keep the memory, as the user "demo".')] = False,
+    no_llm: NoLLM = False,
+    home: Home = None,
+    profile: Profile = "laptop",
+    as_json: Json = False,
+) -> None:
+    """Watch the whole job on a sample conversation: segments, records, questions, cost. Fetches the models it needs."""
+    console = screen.err if as_json else screen.out
+    cli_models.fetch_profile(profile, home, console=console, without_llm=no_llm)
+    from lychee_local import demo as story
+
+    measured = story.run(profile=profile, home=home, no_llm=no_llm, keep=keep, console=console)
+    if as_json:
+        screen.print_json(measured)

@@ -1,0 +1,435 @@
+"""The verbs of the product: remember, flush, consolidate, recall, ask. Each is a straight list of stage calls.
+
+Owns the order of the stages and when each model is loaded. Refuses to hold rules of its own: how text is cut, encoded,
+searched, ranked and answered is decided in the stages, what is durable is decided in the store.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import numpy as np
+
+from lychee_local import answer as answering
+from lychee_local import channels, intake, plan, rank
+from lychee_local.backends import LLM, Embedder, Reranker, Vectors
+from lychee_local.cards import default_home
+from lychee_local.encode import Encoded, encode, reference_context
+from lychee_local.engines import Engines
+from lychee_local.errors import BadInput, ModelMissing
+from lychee_local.rules import encode_by_rules
+from lychee_local.segment import Segmenter, closed_exchanges, embedding_text
+from lychee_local.settings import Settings
+from lychee_local.store import Store
+from lychee_local.types import (
+    Answer,
+    Decision,
+    Message,
+    Node,
+    NodeKind,
+    Plan,
+    Progress,
+    Purpose,
+    Recall,
+    Record,
+    Remembered,
+    Role,
+    Segment,
+    Spent,
+    Stats,
+    Turn,
+    Usage,
+)
+
+ProgressCallback = Callable[[Progress], None]
+
+# Turns per commit while importing: large enough that fsync does not count, small enough that Ctrl-C costs a second.
+TURNS_PER_COMMIT = 64
+
+
+class Memory:
+    """One user's memory on this machine. Open it with `Memory.open`, close it with `close` or a `with` block."""
+
+    def __init__(self, store: Store, engines: Engines, settings: Settings) -> None:
+        self._store = store
+        self._engines = engines
+        self._settings = settings
+        self._segmenter = Segmenter(settings.segment, store.embedder.calibration)
+        self._replayed: set[str] = set()
+        self._lock = threading.RLock()
+
+    @classmethod
+    def open(
+        cls,
+        user: str = "default",
+        *,
+        home: Path | None = None,
+        models_home: Path | None = None,
+        profile: str = "laptop",
+        llm: LLM | Literal["auto"] | None = "auto",
+        embedder: Embedder | None = None,
+        reranker: Reranker | Literal["auto"] | None = "auto",
+        settings: Settings | None = None,
+        read_only: bool = False,
+        wait_seconds: float = 0.0,
+    ) -> Self:
+        """Open, or create, the memory of `user` below `home` (default: the platform's data folder).
+
+        Models come from `profile`, are looked for below `models_home` (default: `home`) and loaded when first needed;
+        pass your own adapter to replace one. With
+        `llm=None` turns are encoded by rules and `recall` works, `ask` raises. A read-only memory needs no lock and
+        sees what another process commits.
+
+        Raises:
+            BadInput: an unusable user name or an unknown profile.
+            ModelMissing: the profile's embedder is not on this machine.
+            StoreLocked: another process writes this memory and did not finish within `wait_seconds`.
+            StoreMismatch: the memory was written with another embedder or by a newer version.
+        """
+        home = home or default_home()
+        engines = Engines(profile, home=models_home or home, llm=llm, embedder=embedder, reranker=reranker)
+        identity = engines.embedder_identity()
+        store = Store.open(home, user, embedder=identity, read_only=read_only, wait_seconds=wait_seconds)
+        return cls(store, engines, settings or Settings())
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def remember(
+        self,
+        turns_or_text: str | Message | Mapping[str, object] | Iterable[str | Message | Mapping[str, object]],
+        *,
+        session: str | None = None,
+        at: datetime | date | str | None = None,
+        speaker: str | None = None,
+        role: Role = "user",
+        encode: bool = True,
+        on_progress: ProgressCallback | None = None,
+    ) -> Remembered:
+        """Store what was said; segments that it completes are encoded into records unless `encode` is False.
+
+        The turns are durable and searchable before any LLM runs. `session`, `at`, `speaker` and `role` fill in what a
+        message does not say itself. A message whose (session, ref) is stored already is skipped.
+
+        Raises:
+            BadInput: a message that cannot be stored, named by its position. Nothing of the call is stored then.
+            ModelMissing: the LLM is not on this machine. Nothing of the call is stored then.
+        """
+        messages = intake.messages(turns_or_text, session=session, at=at, speaker=speaker, role=role)
+        with self._lock:
+            if encode:
+                self._engines.require_llm_file()
+            run = _Run(on_progress)
+            new, skipped = self._admit(messages)
+            for chunk in _chunks(new, TURNS_PER_COMMIT):
+                run.stored(chunk, self._take_in(chunk), total=len(new))
+            if encode:
+                self._encode_pending(run)
+            return run.result(skipped)
+
+    def flush(
+        self, session: str | None = None, *, encode: bool = True, on_progress: ProgressCallback | None = None
+    ) -> Remembered:
+        """End a session (or, with None, every one): what is still open becomes a segment and is encoded."""
+        with self._lock:
+            if encode:
+                self._engines.require_llm_file()
+            run = _Run(on_progress)
+            for name in self._store.sessions() if session is None else (session,):
+                run.segments.extend(self._segment(name, (), final=True))
+            if encode:
+                self._encode_pending(run)
+            return run.result(skipped=0)
+
+    def consolidate(self, *, on_progress: ProgressCallback | None = None) -> Remembered:
+        """Encode every finished segment that still waits for it. Each is committed by itself, so this can be stopped
+        at any point and goes on where it stopped."""
+        with self._lock:
+            self._engines.require_llm_file()
+            run = _Run(on_progress)
+            self._encode_pending(run)
+            return run.result(skipped=0)
+
+    def _admit(self, messages: Sequence[Message]) -> tuple[list[Turn], int]:
+        """Give each new message its place; messages that are stored already are counted, not repeated."""
+        following = {name: len(self._store.turns(name)) for name in self._store.sessions()}
+        seen: set[tuple[str, str]] = set()
+        new: list[Turn] = []
+        for m in messages:
+            session = m.session or intake.DEFAULT_SESSION
+            if m.ref is not None:
+                if (session, m.ref) in seen or self._store.turn_by_ref(session, m.ref) is not None:
+                    continue
+                seen.add((session, m.ref))
+            index = following.get(session, 0)
+            following[session] = index + 1
+            new.append(Turn(session, index, m.text, m.role, m.speaker, m.at, m.ref))
+        return new, len(messages) - len(new)
+
+    def _take_in(self, turns: Sequence[Turn]) -> list[Segment]:
+        segments: list[Segment] = []
+        for session in dict.fromkeys(t.session for t in turns):
+            segments += self._segment(session, [t for t in turns if t.session == session], final=False)
+        return segments
+
+    def _segment(self, session: str, new: Sequence[Turn], *, final: bool) -> list[Segment]:
+        """Commit `new` turns of one session with the decisions and segments that follow from them, in one transaction.
+
+        The last exchange stays open until the next user turn or a flush, since a reply may still belong to it.
+        """
+        if session not in self._replayed:
+            log = self._store.decisions(session)
+            self._segmenter.replay(
+                session, log, self._store.exchange_vectors(session, 0), self._store.segments(session)
+            )
+            self._replayed.add(session)
+        waiting = list(self._store.turns(session)[self._segmenter.watermark(session) :])
+        exchanges = closed_exchanges([*waiting, *new], final=final)
+        texts = [t.line for t in new] + [embedding_text(x) for x in exchanges]
+        vectors = self.embed(texts)
+        try:
+            decisions, segments = self._segmenter.feed(exchanges, vectors[len(new) :])
+            if final:
+                segments = [*segments, *self._segmenter.flush(session)]
+            if new or decisions or segments:
+                with self._store.transaction() as tx:
+                    tx.add_turns(new, vectors[: len(new)])
+                    tx.add_decisions(decisions, vectors[len(new) :])
+                    tx.add_segments(segments)
+        except BaseException:
+            # What the segmenter saw was not committed: forget it, the next call replays the log.
+            self._replayed.discard(session)
+            raise
+        return list(segments)
+
+    def _encode_pending(self, run: _Run) -> None:
+        pending = self._store.pending()
+        for number, segment in enumerate(pending, 1):
+            encoded = self._encode_one(segment)
+            for usage in encoded.usage:
+                self._store.add_usage(usage)
+            vectors = self.embed([r.embedded_text for r in encoded.records])
+            missing = self._store.missing_nodes(segment, encoded.records)
+            labels = self.embed([text for _, text in missing])
+            with self._store.transaction() as tx:
+                node_vectors = {node.id: row for (node, _), row in zip(missing, labels, strict=True)}
+                tx.add_encoding(segment, encoded.records, vectors, node_vectors, encoded.note)
+            run.encoded(segment, encoded, done=number, total=len(pending))
+
+    def _encode_one(self, segment: Segment) -> Encoded:
+        turns = self._store.turns(segment.session)[segment.start : segment.end + 1]
+        llm = self._engines.llm()
+        if llm is None:
+            return Encoded(encode_by_rules(segment, turns), note="", usage=(), outcome="rules", detail="no LLM")
+        context = ""
+        if self._settings.encode.reference_context:
+            note = self._store.note(segment.session)
+            context = reference_context(note, self._store.records(segment.session), self._settings.encode)
+        return encode(segment, turns, llm=llm, context=context, settings=self._settings.encode)
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def recall(self, question: str, *, k: int | None = None, now: datetime | None = None) -> Recall:
+        """Find the evidence for `question`, best first.
+
+        `k` is the number of items wanted; `now` is the time the question is asked, for expressions such as "last week".
+
+        Raises:
+            BadInput: a blank question or a `k` below 1.
+        """
+        planner = self._settings.recall.planner
+        return self._recall(question, k=k, now=now, planner="rules" if planner == "auto" else planner)
+
+    def ask(
+        self,
+        question: str,
+        *,
+        k: int | None = None,
+        now: datetime | None = None,
+        style: Literal["short", "chat"] = "chat",
+        on_text: Callable[[str], None] | None = None,
+    ) -> Answer:
+        """Answer `question` from the recalled evidence; `on_text` receives the answer as it is written.
+
+        Raises:
+            BadInput: a blank question.
+            ModelMissing: this memory has no LLM.
+        """
+        llm = self._engines.llm()
+        if llm is None:
+            raise ModelMissing(
+                "ask needs a language model and this memory was opened without one",
+                hint="use recall, or open it with a profile that has an LLM",
+            )
+        planner = self._settings.recall.planner
+        found = self._recall(question, k=k, now=now, planner="llm" if planner == "auto" else planner)
+        reply = answering.answer(
+            found.question,
+            found.evidence,
+            llm=llm,
+            now=now,
+            settings=self._settings.recall,
+            question_type=found.plan.question_type,
+            style=style,
+            on_text=on_text,
+        )
+        self._store.add_usage(reply.usage)
+        return Answer(
+            found.question,
+            reply.text,
+            found.evidence,
+            reply.cited,
+            (*found.usage, reply.usage),
+            found.notes + reply.notes,
+        )
+
+    def _recall(
+        self, question: str, *, k: int | None, now: datetime | None, planner: Literal["llm", "rules", "none"]
+    ) -> Recall:
+        settings = self._settings.recall
+        question = intake.question(question)
+        if k is not None and k < 1:
+            raise BadInput(f"k is the number of items wanted, at least 1, not {k}")
+        self._store.refresh()
+        made, usage = self._plan(question, now, planner)
+        for call in usage:
+            self._store.add_usage(call)
+        queries = plan.embedding_queries(made)
+        vectors = dict(zip(queries, self.embed(queries, kind="query"), strict=True))
+        budget = max(k or settings.k, 1)
+        by_route = channels.recall(
+            made, vectors, self._store, k=budget, settings=settings, calibration=self._store.embedder.calibration
+        )
+        if settings.windows:
+            by_route = channels.windows(made, by_route, self._store, k=budget)
+        chosen, notes = rank.select(made, by_route, self._engines.reranker(), k=budget, settings=settings)
+        note = (made.note,) if made.note else ()
+        return Recall(question, rank.evidence(chosen, self._store), made, usage, (*note, *notes))
+
+    def _plan(self, question: str, now: datetime | None, planner: str) -> tuple[Plan, tuple[Usage, ...]]:
+        if planner == "none":
+            return plan.plan_without(question), ()
+        if planner == "llm" and (llm := self._engines.llm()) is not None:
+            return plan.plan_with_llm(question, llm=llm, now=now, settings=self._settings.recall)
+        speakers = {t.speaker for name in self._store.sessions() for t in self._store.turns(name) if t.speaker}
+        return plan.plan_by_rules(question, speakers=speakers, now=now), ()
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def sessions(self) -> tuple[str, ...]:
+        return self._store.sessions()
+
+    def turns(self, session: str | None = None) -> tuple[Turn, ...]:
+        names = self._store.sessions() if session is None else (session,)
+        return tuple(t for name in names for t in self._store.turns(name))
+
+    def decisions(self, session: str | None = None) -> tuple[Decision, ...]:
+        """The segmenter's log: each exchange with the signals that joined it to, or cut it from, what came before."""
+        names = self._store.sessions() if session is None else (session,)
+        return tuple(d for name in names for d in self._store.decisions(name))
+
+    def segments(self, session: str | None = None) -> tuple[Segment, ...]:
+        return tuple(self._store.segments(session))
+
+    def pending(self) -> tuple[Segment, ...]:
+        """Finished segments that have no records yet."""
+        return self._store.pending()
+
+    def records(self, session: str | None = None) -> tuple[Record, ...]:
+        return tuple(self._store.records(session))
+
+    def nodes(self, kind: NodeKind | None = None) -> tuple[Node, ...]:
+        return tuple(self._store.nodes(kind))
+
+    def usage(self) -> tuple[Usage, ...]:
+        return tuple(self._store.usage())
+
+    def stats(self) -> Stats:
+        held = self._store.stats()
+        spent: dict[Purpose, Spent] = {}
+        for u in self._store.usage():
+            s = spent.get(u.purpose, Spent(0, 0, 0, 0, 0.0))
+            spent[u.purpose] = Spent(
+                s.calls + 1,
+                s.prompt_tokens + u.prompt_tokens,
+                s.cached_tokens + u.cached_tokens,
+                s.output_tokens + u.output_tokens,
+                s.seconds + u.seconds,
+            )
+        tokens = {p: s.prompt_tokens + s.output_tokens for p, s in spent.items()}
+        return Stats(
+            user=self._store.user,
+            folder=str(self._store.path),
+            sessions=held.sessions,
+            turns=held.turns,
+            segments=held.segments,
+            pending=len(self._store.pending()),
+            records=held.records,
+            nodes=held.nodes,
+            bytes=sum(held.bytes.values()),
+            embedder=self._store.embedder.name,
+            usage=spent,
+            construction_tokens=tokens.get("encode", 0),
+            query_tokens=tokens.get("plan", 0) + tokens.get("answer", 0),
+        )
+
+    def embed(self, texts: Sequence[str], *, kind: Literal["passage", "query"] = "passage") -> Vectors:
+        """Unit vectors of `texts` under this memory's embedder, float32 of shape (len(texts), dimension)."""
+        if not texts:
+            return np.zeros((0, self._store.embedder.dimension), dtype=np.float32)
+        return self._engines.embedder().embed(texts, kind=kind)
+
+    # --- lifetime ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._store.close()
+        self._engines.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Run:
+    """The running totals of one writing call: what it reports while it works, and what it returns."""
+
+    def __init__(self, on_progress: ProgressCallback | None) -> None:
+        self._report = on_progress or (lambda _: None)
+        self._began = time.perf_counter()
+        self._turns: list[Turn] = []
+        self._records: list[Record] = []
+        self._usage: list[Usage] = []
+        self.segments: list[Segment] = []
+
+    def stored(self, turns: Sequence[Turn], segments: Sequence[Segment], *, total: int) -> None:
+        self._turns += turns
+        self.segments += segments
+        self._tell("store", len(self._turns), total, None)
+
+    def encoded(self, segment: Segment, encoded: Encoded, *, done: int, total: int) -> None:
+        self._records += encoded.records
+        self._usage += encoded.usage
+        self._tell("encode", done, total, segment)
+
+    def _tell(self, stage: Literal["store", "encode"], done: int, total: int, segment: Segment | None) -> None:
+        output_tokens = sum(u.output_tokens for u in self._usage)
+        seconds = time.perf_counter() - self._began
+        self._report(
+            Progress(stage, done, total, len(self.segments), len(self._records), output_tokens, seconds, segment)
+        )
+
+    def result(self, skipped: int) -> Remembered:
+        return Remembered(tuple(self._turns), skipped, tuple(self.segments), tuple(self._records), tuple(self._usage))
+
+
+def _chunks(turns: Sequence[Turn], size: int) -> Iterable[Sequence[Turn]]:
+    return (turns[i : i + size] for i in range(0, len(turns), size))

@@ -1,0 +1,28 @@
+"""The options that several commands share, each described once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+User = Annotated[str, typer.Option("--user", "-u", help="Whose memory.")]
+Home = Annotated[
+    Path | None,
+    typer.Option(
+        "--home",
+        envvar="LYCHEE_HOME",
+        show_default="the platform's data folder",
+        help="The folder of models and memories.",
+    ),
+]
+Profile = Annotated[
+    str,
+    typer.Option("--profile", envvar="LYCHEE_PROFILE", help="Which set of models; `lychee models list` shows them."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document.")]
+NoLLM = Annotated[bool, typer.Option("--no-llm", help="Work without a language model, by rules.")]
+Items = Annotated[int | None, typer.Option("-k", help="How many items of evidence.", show_default="15")]
+Now = Annotated[str | None, typer.Option("--now", help="When the question is asked.", show_default="now")]
+Session = Annotated[str | None, typer.Option("--session", help="Only this session.")]

@@ -1,0 +1,364 @@
+"""What a person sees in a terminal, and what a program reads on standard output.
+
+Owns tables, the progress display and the JSON form of every value. Decides nothing and computes nothing but what is
+shown. Stored text is data: it is never read as markup, and its control characters are made visible, so that a memory
+cannot move the cursor or colour the screen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from lychee_local.intake import DERIVED_REF
+from lychee_local.types import (
+    Answer,
+    CutReason,
+    DateSpan,
+    Decision,
+    Evidence,
+    Node,
+    Progress,
+    Recall,
+    Record,
+    Remembered,
+    Segment,
+    Stats,
+    Turn,
+)
+
+# soft_wrap leaves the folding of long lines to the terminal, and a pipe gets each line, and each row of a table, whole.
+out = Console(soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_PLAIN_EVERY_SECONDS = 5.0
+
+REASONS: dict[CutReason, str] = {
+    "semantic_boundary": "the subject changed",
+    "capacity_limit": "it would have become too long",
+    "target_length": "it reached its target length",
+    "exchange_limit": "it has the most exchanges allowed",
+    "session_flush": "the session ended",
+    "oversized_turn_fragment": "part of one very long turn",
+    "eager": "every exchange by itself",
+}
+
+
+def visible(text: str) -> str:
+    """`text` with its control and direction-changing characters written as escapes."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def one_line(text: str) -> str:
+    return " ".join(visible(text).split())
+
+
+# --- for programs ----------------------------------------------------------------------------------------------------
+
+
+def plain(value: object) -> object:
+    """Any value of this package in JSON's own types: fields by name, `id` first, dates in ISO 8601."""
+    if isinstance(value, DateSpan):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        identifier = getattr(value, "id", None)
+        return own if "id" in own or identifier is None else {"id": identifier, **own}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    return str(value)
+
+
+def print_json(value: object) -> None:
+    """The one document that `--json` prints."""
+    sys.stdout.write(json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n")
+
+
+# --- for people ------------------------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def size(n: int | None) -> str:
+    """Bytes in decimal units, as disks and downloads are labelled."""
+    if n is None:
+        return "?"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.1f} {unit}"
+    return f"{n} bytes"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def count(n: int, noun: str) -> str:
+    return f"{number(n)} {noun}" if n == 1 else f"{number(n)} {noun}s"
+
+
+def when(at: datetime | None) -> str:
+    return at.strftime("%Y-%m-%d %H:%M") if at else "no date"
+
+
+def turns(said: Sequence[Turn]) -> None:
+    session = None
+    for t in said:
+        if t.session != session:
+            session = t.session
+            _heading(session)
+        text = visible(t.text).replace("\n", "\n      ")
+        out.print(Text.assemble((f"{t.index:4}  {when(t.at)}  ", "dim"), (visible(t.name), "bold"), ": ", text))
+
+
+def segments(found: Sequence[Segment], decisions: Sequence[Decision]) -> None:
+    """Each segment with the decision that was taken on each of its exchanges."""
+    session = None
+    for s in found:
+        if s.session != session:
+            session = s.session
+            _heading(session)
+        out.print(segment_line(s))
+        for d in decisions:
+            if d.exchange.session == s.session and s.start <= d.exchange.start and d.exchange.end <= s.end:
+                out.print(decision_line(d))
+
+
+def segment_line(s: Segment) -> Text:
+    detail = f"  {count(s.exchanges, 'exchange')}, {s.tokens} tokens; closed because {REASONS[s.reason]}"
+    chance = f" (P = {s.probability:.2f})" if s.reason == "semantic_boundary" else ""
+    return Text.assemble((f"turns {s.start}-{s.end}", "bold"), detail, chance)
+
+
+def decision_line(d: Decision) -> Text:
+    x = d.exchange
+    where = f"{x.start}" if x.start == x.end else f"{x.start}-{x.end}"
+    signals = ""
+    if d.signals is not None:
+        s = d.signals
+        signals = f"  P = {s.probability:.2f}  surprise {s.surprise:.2f}, drop {s.drop:+.2f}"
+        signals += f", length {s.length:.2f}, turns {s.turns:.2f}"
+    action = (f"{d.action:6}", "red" if d.action == "cut" else "green")
+    return Text.assemble((f"  {where:>7}  ", "dim"), action, signals, (f"  {one_line(x.text)[:60]}", "dim"))
+
+
+def records(found: Iterable[Record]) -> None:
+    session = None
+    for r in found:
+        if r.session != session:
+            session = r.session
+            _heading(session)
+        out.print(record_line(r))
+
+
+def record_line(r: Record) -> Text:
+    about = [f"turns {', '.join(map(str, r.turns))}", *(str(s) for s in r.temporal.spans), *r.entities]
+    if r.origin == "rules":
+        about.append("by rules")
+    return Text.assemble((f"{r.kind:12}", "cyan"), visible(r.text), (f"  [{visible('; '.join(about))}]", "dim"))
+
+
+def nodes(found: Iterable[Node]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("kind", "label", "when", "records"):
+        table.add_column(column, justify="right" if column == "records" else "left")
+    for n in found:
+        table.add_row(n.kind, Text(one_line(n.label)[:100]), str(n.when or ""), str(len(n.records)))
+    out.print(table)
+
+
+def evidence_lines(items: Sequence[Evidence], cited: Iterable[str] = ()) -> Iterator[Text]:
+    """Rank, score, when it was said, what dates it is about; the text; where it stands. Cited items are green."""
+    marked = set(cited)
+    for rank, item in enumerate(items, 1):
+        about = f"  about {', '.join(map(str, item.dates))}" if item.dates else ""
+        refs = [r for r in item.refs if not r.startswith(DERIVED_REF)]
+        source = f"{item.memory_type or item.kind} from {', '.join(item.turns)}"
+        source += f" ({', '.join(refs)})" if refs else ""
+        yield Text.assemble(
+            (f"{rank:3} ", "bold green" if item.id in marked else "bold"),
+            f"{item.score:.2f}  ",
+            (when(item.said) + about, "cyan"),
+            "\n      " + visible(item.text).replace("\n", "\n      "),
+            ("\n      " + visible(source), "dim"),
+        )
+
+
+def recall(found: Recall) -> None:
+    if not found.evidence:
+        out.print("nothing found")
+    for line in evidence_lines(found.evidence):
+        out.print(line)
+    notes(found.notes)
+
+
+def stream(piece: str) -> None:
+    """A piece of an answer that is still being written."""
+    out.print(Text(visible(piece), style="bold"), end="")
+
+
+def answer(given: Answer, *, streamed: bool) -> None:
+    if not streamed:
+        out.print(Text(visible(given.text), style="bold"))
+    out.print()
+    for line in evidence_lines(given.evidence, given.cited):
+        out.print(line)
+    notes(given.notes)
+    spent = sum(u.prompt_tokens + u.output_tokens for u in given.usage)
+    seconds = sum(u.seconds for u in given.usage)
+    err.print(Text(f"{number(spent)} tokens in {duration(seconds)}", style="dim"))
+
+
+def notes(said: Iterable[str]) -> None:
+    for note in said:
+        err.print(Text(f"note: {visible(note)}", style="yellow"))
+
+
+def remembered(done: Remembered, *, pending: int, seconds: float) -> None:
+    line = f"{count(len(done.turns), 'turn')} stored"
+    if done.skipped:
+        line += f", {number(done.skipped)} were there already"
+    line += f"; {count(len(done.segments), 'segment')}, {count(len(done.records), 'record')}"
+    if done.usage:
+        line += f"; {number(sum(u.prompt_tokens + u.output_tokens for u in done.usage))} tokens"
+    out.print(f"{line}; {duration(seconds)}")
+    _waiting(pending)
+
+
+def consolidated(done: Remembered, *, pending: int, seconds: float) -> None:
+    spent = sum(u.prompt_tokens + u.output_tokens for u in done.usage)
+    out.print(f"{count(len(done.records), 'record')}; {number(spent)} tokens; {duration(seconds)}")
+    _waiting(pending)
+
+
+def _waiting(pending: int) -> None:
+    if pending:
+        out.print(f"{count(pending, 'segment')} left to encode: lychee consolidate")
+
+
+def stats(held: Stats) -> None:
+    table = pairs(
+        {
+            "user": held.user,
+            "folder": held.folder,
+            "on disk": size(held.bytes),
+            "embedder": held.embedder,
+            "sessions": number(held.sessions),
+            "turns": number(held.turns),
+            "segments": number(held.segments)
+            + (f" ({number(held.pending)} wait to be encoded)" if held.pending else ""),
+            "records": number(held.records),
+            "nodes": number(held.nodes),
+            "construction tokens": number(held.construction_tokens),
+            "query tokens": number(held.query_tokens),
+        }
+    )
+    for purpose, spent in held.usage.items():
+        table.add_row(
+            f"calls to {purpose}",
+            f"{number(spent.calls)}: {number(spent.prompt_tokens)} tokens in ({number(spent.cached_tokens)} reused), "
+            f"{number(spent.output_tokens)} out, {duration(spent.seconds)}",
+        )
+    out.print(table)
+
+
+def pairs(rows: dict[str, str]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, Text(visible(value)))
+    return table
+
+
+def _heading(name: str) -> None:
+    out.print(Text(f"\n{visible(name)}", style="bold underline"))
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+
+
+class ProgressView:
+    """Shows `Progress` reports on standard error: a bar in a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._stage = ""
+        self._printed = 0.0
+
+    def __enter__(self) -> ProgressView:
+        if err.is_terminal:
+            self._bar = Bar(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[detail]}"),
+                console=err,
+                transient=True,
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, p: Progress) -> None:
+        label = {"store": "storing turns", "encode": "encoding segments"}[p.stage]
+        if self._bar is not None:
+            if p.stage != self._stage:
+                self._task = self._bar.add_task(label, total=p.total, detail="")
+            assert self._task is not None
+            self._bar.update(self._task, completed=p.done, total=p.total, detail=progress_detail(p))
+        elif p.done == p.total or p.stage != self._stage or time.monotonic() - self._printed > _PLAIN_EVERY_SECONDS:
+            err.print(f"{label}: {p.done}/{p.total}, {progress_detail(p)}")
+            self._printed = time.monotonic()
+        self._stage = p.stage
+
+
+def progress_detail(p: Progress) -> str:
+    """Segments, records, tokens per second, time left: whatever is known at this point."""
+    parts = []
+    if p.stage == "store":
+        parts.append(count(p.segments, "segment"))
+    else:
+        parts.append(count(p.records, "record"))
+        if p.output_tokens and p.seconds:
+            parts.append(f"{p.output_tokens / p.seconds:.1f} tokens/s")
+    if 0 < p.done < p.total:
+        parts.append(f"about {duration(p.seconds / p.done * (p.total - p.done))} left")
+    return ", ".join(parts)

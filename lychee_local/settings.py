@@ -1,0 +1,84 @@
+"""Every tunable, with its reason. Defaults are the paper's (lychee-method, cited as "2608.12990") unless a comment
+says otherwise; a value chosen by our own measurement names its entry in benchmarks/LOG.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lychee_local.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSettings:
+    """Online segmentation (2608.12990 Table 10)."""
+
+    trigger: Literal["semantic", "eager", "fixed"] = "semantic"
+    cut_threshold: float = 0.50
+    min_tokens: int = 300
+    target_tokens: int = 600
+    max_tokens: int = 900
+    max_exchanges: int = 10
+    history: int = 64
+    history_min: int = 5
+    bias: float = -1.10
+    # The four weights are in no version of the paper; these are the authors' public ones, around which every other
+    # published constant agrees.
+    weight_surprise: float = 0.65
+    weight_cohesion: float = 0.45
+    weight_length: float = 0.90
+    weight_turns: float = 0.30
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.cut_threshold < 1.0:
+            raise BadInput(f"cut_threshold is a probability between 0 and 1, not {self.cut_threshold}")
+        if not 0 < self.min_tokens < self.target_tokens <= self.max_tokens:
+            raise BadInput(
+                "segment sizes must grow: 0 < min_tokens < target_tokens <= max_tokens, "
+                f"got {self.min_tokens}, {self.target_tokens}, {self.max_tokens}"
+            )
+        if self.max_exchanges < 1:
+            raise BadInput(f"max_exchanges must be at least 1, not {self.max_exchanges}")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeSettings:
+    """Records from a segment (2608.12990 Table 11)."""
+
+    representation: Literal["typed", "summary"] = "typed"
+    reference_context: bool = True
+    note_chars: int = 1_200
+    reference_chars: int = 2_400
+    reference_records: int = 12
+    # A segment of 600 tokens yields about 5 records of 60 tokens; twice that is room enough, and a bound on latency.
+    max_output_tokens: int = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class RecallSettings:
+    """Planning, recall, ranking (2608.12990 Table 14)."""
+
+    # "auto": `ask` plans with the LLM, which it needs anyway; `recall` plans by rules, so that it answers at once and
+    # works where no LLM does.
+    planner: Literal["auto", "llm", "rules", "none"] = "auto"
+    # The paper's four channels, and words: BM25 finds what a small embedder misses, and rank fusion of both beats either.
+    channels: tuple[str, ...] = ("records", "nodes", "temporal", "turns", "lexical")
+    selection: Literal["full", "none"] = "full"
+    windows: bool = True
+    k: int = 15
+    rrf_constant: float = 60.0
+    rerank_limit: int = 100
+    weight_best: float = 0.82
+    weight_route: float = 0.18
+    weight_relevance: float = 0.75
+    weight_signature: float = 0.25
+    plan_output_tokens: int = 512
+    answer_output_tokens: int = 256
+    evidence_order: Literal["relevance", "time"] = "relevance"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    segment: SegmentSettings = field(default_factory=SegmentSettings)
+    encode: EncodeSettings = field(default_factory=EncodeSettings)
+    recall: RecallSettings = field(default_factory=RecallSettings)

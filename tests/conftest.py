@@ -1,0 +1,89 @@
+"""Fixtures for every test: real weights where they are on this machine, and no way out to a network."""
+
+from __future__ import annotations
+
+import os
+
+# Before any test imports an engine: the hub's libraries read this once, at import.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lychee_local import cards, pull
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-models",
+        action="store_true",
+        help="fail instead of skipping where a model that a test needs is not on this machine",
+    )
+
+
+def models_home() -> Path:
+    """Where the tests look for weights: LYCHEE_HOME if set, else the default home."""
+    return Path(os.environ["LYCHEE_HOME"]) if os.environ.get("LYCHEE_HOME") else cards.default_home()
+
+
+def _located(request: pytest.FixtureRequest, name: str) -> Path:
+    path = pull.locate(cards.card(name), models_home())
+    if path is not None:
+        return path
+    reason = f"{name} is not in {models_home()}: run `lychee models pull --profile tiny`"
+    if request.config.getoption("--require-models"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path(request: pytest.FixtureRequest) -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct."""
+    return _located(request, "smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def minilm_path(request: pytest.FixtureRequest) -> Path:
+    """The folder of all-MiniLM-L6-v2."""
+    return _located(request, "all-minilm-l6-v2")
+
+
+class NetworkForbidden(RuntimeError):
+    """A test without the `network` mark tried to leave this machine."""
+
+
+def _guarded(real: Callable[..., Any]) -> Callable[..., Any]:
+    def connect(self: socket.socket, address: Any, *rest: Any) -> Any:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in LOOPBACK:
+            raise NetworkForbidden(f"connection to {address!r}")
+        return real(self, address, *rest)
+
+    return connect
+
+
+@pytest.fixture(autouse=True)
+def no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Connections leave this machine only in tests marked `network`; name look-ups count as connections."""
+    if request.node.get_closest_marker("network") is not None:
+        yield
+        return
+    real_lookup = socket.getaddrinfo
+
+    def lookup(host: Any, *rest: Any, **options: Any) -> Any:
+        if host not in (None, "", *LOOPBACK):
+            raise NetworkForbidden(f"look-up of {host!r}")
+        return real_lookup(host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, _guarded(getattr(socket.socket, name)), raising=True)
+    yield

@@ -1,0 +1,299 @@
+"""The command line: what each mistake says and costs, and the whole job through real processes and real models."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lychee_local import cards, cli
+
+ENGINES = {"torch", "llama_cpp", "outlines", "sentence_transformers", "FlagEmbedding", "transformers", "httpx"}
+SAMPLE = str(resources.files("lychee_local") / "samples" / "everyday.jsonl")
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Lychee = Callable[..., Ran]
+
+
+@pytest.fixture
+def lychee(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Lychee:
+    """Runs the command in this process, with a home of its own and without any model in it."""
+    monkeypatch.setenv("LYCHEE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("LYCHEE_PROFILE", "tiny")
+
+    def run(*arguments: str, stdin: bytes = b"") -> Ran:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        with pytest.raises(SystemExit) as left:
+            cli.main(arguments)
+        written = capsys.readouterr()
+        return Ran(int(left.value.code or 0), written.out, written.err)
+
+    return run
+
+
+@pytest.fixture
+def models(tmp_path: Path, smollm2_path: Path, minilm_path: Path) -> Path:
+    """The home of `lychee`, with the models of the profile tiny."""
+    folder = tmp_path / "home" / "models"
+    llm = folder / "smollm2-135m"
+    llm.mkdir(parents=True)
+    (llm / cards.card("smollm2-135m").files[0].path).symlink_to(smollm2_path)
+    (folder / "all-minilm-l6-v2").symlink_to(minilm_path)
+    return tmp_path / "home"
+
+
+# --- help and start --------------------------------------------------------------------------------------------------
+
+
+def test_help_loads_no_engine_and_names_every_verb() -> None:
+    check = (
+        f"import sys; from lychee_local import cli; assert not {ENGINES!r} & set(sys.modules), sys.modules; cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", check, "--help"], capture_output=True, text=True, check=True)
+    for verb in ("remember", "recall", "ask", "show", "stats", "consolidate", "models", "doctor", "demo"):
+        assert f" {verb} " in done.stdout
+
+
+@pytest.mark.parametrize("command", ["remember", "recall", "ask", "show", "stats", "consolidate", "demo", "doctor"])
+def test_every_command_has_help_and_json(lychee: Lychee, command: str) -> None:
+    done = lychee(command, "--help")
+    assert done.code == 0
+    assert "--json" in done.out
+    assert "--home" in done.out
+
+
+# --- mistakes that no model is needed for ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["remember"], "nothing to remember (name a file"),
+        (["remember", "nowhere.jsonl"], "cannot read 'nowhere.jsonl': No such file or directory"),
+        (["remember", "."], "cannot read '.': Is a directory"),
+        (["remember", "--text", ""], "the text is empty"),
+        (["remember", "--text", " \n"], "the text is blank"),
+        (["remember", "--text", "caf\udce9"], "half of a surrogate pair (U+DCE9) at character 4"),
+        (["remember", "--text", "hi", "--speaker", " "], "the speaker is blank"),
+        (["remember", "--text", "hi", "--role", "bot"], "unknown role 'bot'"),
+        (["remember", "--text", "hi", "--at", "soon"], "soon"),
+        (["remember", "--text", "hi", "--session", "x" * 201], "the session has 201 characters"),
+        (["remember", "--text", "hi", "-"], "both a file and --text"),
+        (["remember", SAMPLE, "--conversation", "conv-1"], "holds no conversations"),
+        (["recall", ""], "the question is empty"),
+        (["recall", "a\0b"], "the question has a NUL at character 2"),
+        (["ask", "  "], "the question is blank"),
+        (["recall", "who?", "--profile", "lpatop"], "no profile is called 'lpatop' (did you mean laptop?)"),
+        (["demo", "--profile", "nothing"], "no profile is called 'nothing'"),
+        (["models", "show", "nothing-like-it"], "no model is called 'nothing-like-it'"),
+        (["models", "pull"], "no model was named"),
+        (["show", "--records", "--nodes"], "choose one of"),
+        (["show", "--kind", "entity"], "--kind 'entity' selects nothing"),
+    ],
+)
+def test_a_mistake_is_one_line_with_what_to_do(lychee: Lychee, arguments: list[str], says: str) -> None:
+    done = lychee(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert says in done.err
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("stdin", "says"),
+    [
+        (b"", "the input holds no turns"),
+        (b'{"text": "one"}\n{"text": \n', "line 2: not JSON"),
+        (b'{"text": "one"}\n{"text": "a\\u0000b"}\n', "line 2: the text has a NUL"),
+        (b'{"text": "one"}\n{"text": "\\ud800"}\n', "line 2: the text has half of a surrogate pair"),
+        (b'{"text": "one"}\n{"text": "two", "speaker": ""}\n', "line 2: the speaker is empty"),
+        (b"\xff\xfe{\x00", "UTF-16"),
+    ],
+)
+def test_a_bad_line_on_standard_input_is_named(lychee: Lychee, stdin: bytes, says: str) -> None:
+    done = lychee("remember", "-", stdin=stdin)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+
+
+@pytest.mark.parametrize("arguments", [["remember", "--text", "hi"], ["recall", "who?"], ["ask", "who?"], ["stats"]])
+def test_a_missing_model_says_how_to_get_it(lychee: Lychee, arguments: list[str]) -> None:
+    done = lychee(*arguments)
+    assert (done.code, done.out) == (4, "")
+    assert "lychee models pull" in done.err
+
+
+def test_a_home_below_a_regular_file_is_a_clear_error(lychee: Lychee, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    for arguments in (["remember", "--text", "hi"], ["recall", "who?"]):
+        done = lychee(*arguments, "--home", str(tmp_path / "file" / "home"))
+        assert done.code in (3, 4)
+        assert done.err.startswith("error: ")
+
+
+def test_models_are_listed_shown_and_missed(lychee: Lychee) -> None:
+    listed = lychee("models", "list", "--json").json
+    assert {"tiny", "laptop"} <= {p["name"] for p in listed["profiles"]}
+    assert all(m["licence"] and m["role"] in ("llm", "embedder", "reranker") for m in listed["models"])
+    assert lychee("models", "show", "smollm2-135m", "--json").json["files"][0]["bytes"] == 98_362_432
+    assert "98.4 MB" in lychee("models", "show", "smollm2-135m").out
+    assert lychee("models", "list").out.count("smollm2-135m") == 2
+
+
+# --- the job, with real models ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+def test_what_was_remembered_is_shown_recalled_and_never_stored_twice(lychee: Lychee) -> None:
+    first = lychee("remember", SAMPLE, "--no-llm", "--json").json
+    assert (first["turns"], first["skipped"], first["pending"]) == (64, 0, 0)
+    assert first["records"]
+    assert lychee("remember", SAMPLE, "--no-llm", "--json").json["turns"] == 0
+
+    found = lychee("recall", "When did Felix adopt Biscuit?", "--json").json
+    assert "mar-02" in [ref for item in found["evidence"][:5] for ref in item["refs"]]
+    assert "I adopted him last Saturday." in lychee("recall", "When did Felix adopt Biscuit?").out
+
+    assert len(lychee("show", "--json").json) == 64
+    segments = lychee("show", "--segments", "--session", "tea-in-march", "--json").json
+    assert segments["segments"][0]["start"] == 0
+    assert segments["segments"][-1]["end"] == 23
+    assert len(segments["decisions"]) == 24
+    assert "surprise" in lychee("show", "--segments").out
+    assert {n["kind"] for n in lychee("show", "--nodes", "--kind", "entity", "--json").json} == {"entity"}
+    assert lychee("stats", "--json").json["turns"] == 64
+    assert "tea-in-march" in lychee("show", "--session", "nowhere").err
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+def test_a_file_that_has_grown_adds_only_its_new_turns(lychee: Lychee, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jsonl"
+    file.write_text('{"text": "yes"}\n{"text": "no"}\n')
+    assert lychee("remember", str(file), "--no-llm", "--json").json["turns"] == 2
+    file.write_text('{"text": "yes"}\n{"text": "no"}\n{"text": "yes"}\n')
+    grown = lychee("remember", str(file), "--no-llm", "--json").json
+    assert (grown["turns"], grown["skipped"]) == (1, 2)
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+def test_bad_lines_are_left_out_on_request_and_nothing_stored_is_lost(lychee: Lychee, tmp_path: Path) -> None:
+    file = tmp_path / "mixed.jsonl"
+    file.write_bytes(b'{"text": "the blue door"}\nnonsense\n{"text": "the red door"}\n')
+    done = lychee("remember", str(file), "--skip-bad", "--no-llm", "--json")
+    assert (done.code, done.json["turns"], len(done.json["bad"])) == (0, 2, 1)
+    assert "line 2" in done.json["bad"][0]
+    assert "line 2" in done.err
+    assert lychee("remember", str(file), "--no-llm").code == 2
+    assert [t["text"] for t in lychee("show", "--json").json] == ["the blue door", "the red door"]
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+def test_a_megabyte_emoji_and_other_scripts_are_stored_whole(lychee: Lychee) -> None:
+    long = "All is calm in the harbour tonight. " * 28_000 + "The lighthouse keeper is called Oleander."
+    turns = [long, "🦀🏳️‍🌈 party", "我昨天搬到了里斯本。", "أحب الشاي بالنعناع"]
+    stdin = "".join(json.dumps({"text": t, "speaker": "Ana"}) + "\n" for t in turns).encode()
+    assert len(long) > 1_000_000
+    assert lychee("remember", "-", "--no-llm", "--later", stdin=stdin).code == 0
+    assert [t["text"] for t in lychee("show", "--json").json] == turns
+    assert "Oleander" in json.dumps(
+        lychee("recall", "What is the lighthouse keeper called?", "--json").json["evidence"]
+    )
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+def test_a_question_of_ten_thousand_words_finds_what_it_asks(lychee: Lychee) -> None:
+    lychee("remember", "--text", "My bicycle is green.", "--speaker", "Ana", "--no-llm")
+    done = lychee("recall", "please tell me " * 3_333 + "what colour is the bicycle?", "--json")
+    assert done.code == 0
+    assert "bicycle is green" in done.json["evidence"][0]["text"]
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize("user", ["../x", "", "a/b", "x" * 300, "nul\0"])
+def test_a_user_name_never_leaves_its_folder(lychee: Lychee, models: Path, user: str) -> None:
+    before = sorted(p.name for p in models.parent.iterdir())
+    done = lychee("remember", "--text", "hi", "--no-llm", "--user", user)
+    assert done.code in (2, 3)
+    assert done.err.startswith("error: ")
+    assert sorted(p.name for p in models.parent.iterdir()) == before
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize("content", ["empty", "other"])
+def test_a_broken_model_file_costs_the_records_and_nothing_else(lychee: Lychee, models: Path, content: str) -> None:
+    lychee("remember", "--text", "My bicycle is green.", "--no-llm", "--session", "kept")
+    file = models / "models" / "smollm2-135m" / cards.card("smollm2-135m").files[0].path
+    file.unlink()
+    file.touch()
+    if content == "other":
+        os.truncate(file, 98_362_432)
+    done = lychee("remember", SAMPLE)
+    assert done.code == 4
+    assert done.err.splitlines()[-1].startswith("error: ")
+    assert "bicycle" in lychee("recall", "What colour is the bicycle?").out
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+def test_ctrl_c_leaves_a_store_that_goes_on_where_it_stopped(lychee: Lychee, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lychee_local", "remember", SAMPLE]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("encoding segments: 1/"):
+            process.send_signal(signal.SIGINT)
+            break
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 130
+    assert "64 turns" in said
+    assert "give the same command again" in said
+    stopped = lychee("stats", "--json").json
+    assert stopped["pending"] > 0
+    assert stopped["records"] > 0
+
+    done = lychee("remember", SAMPLE, "--no-llm", "--json").json
+    assert (done["turns"], done["skipped"], done["pending"]) == (0, 64, 0)
+    assert lychee("stats", "--json").json["segments"] == stopped["segments"]
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+def test_the_demo_tells_the_whole_story_without_a_language_model(lychee: Lychee, models: Path) -> None:
+    done = lychee("demo", "--no-llm", "--json")
+    assert done.code == 0
+    measured = done.json
+    assert (measured["turns"], measured["questions"]) == (64, 4)
+    assert measured["segments"] >= 3
+    assert measured["records"] > 0
+    assert measured["construction_tokens"] == 0
+    assert "Which animals live with Felix?" in done.err
+    assert sorted(p.name for p in models.iterdir()) == ["models"]

@@ -1,0 +1,354 @@
+"""The facade over real stages and a real store: what a caller sees. Models are fakes, except where marked `model`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from lychee_local import Memory, Message, RecallSettings, Settings
+from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, OverlapReranker
+from lychee_local.errors import BadInput, LycheeError, ModelMissing
+from lychee_local.types import Progress
+
+TALK = [
+    ("Ana", "I moved to Lisbon in May and I already love the light there."),
+    ("Ben", "That is a big change. Did you find a flat near the river?"),
+    ("Ana", "Yes, a small one in Alfama. I signed up for a pottery class yesterday."),
+    ("Ben", "My sister Clara teaches pottery in Porto, you should meet her."),
+    ("Ana", "I work as a nurse at the children's hospital now."),
+    ("Ben", "I sold my car and bought a red bicycle last week."),
+]
+
+
+def talk(session: str = "one", day: int = 3) -> list[Message]:
+    return [
+        Message(text, speaker=speaker, at=datetime(2023, 7, day, 9, i), session=session, ref=f"{session}-{i}")
+        for i, (speaker, text) in enumerate(TALK)
+    ]
+
+
+def long_talk(turns: int = 60) -> list[Message]:
+    """Four subjects in a row, so that there is something to cut."""
+    subjects = (
+        "pottery clay glaze kiln wheel",
+        "river boat sail wind harbour",
+        "piano music song",
+        "garden tomato soil",
+    )
+    return [
+        Message(
+            f"{subjects[i * len(subjects) // turns]} number {i}. " + "We spoke about it at length today. " * 4,
+            speaker=("Ana", "Ben")[i % 2],
+            session="long",
+            ref=str(i),
+        )
+        for i in range(turns)
+    ]
+
+
+@pytest.fixture
+def embedder() -> HashEmbedder:
+    return HashEmbedder(256)
+
+
+def opened(home: Path, llm: FakeLLM | None = None, **options: object) -> Memory:
+    return Memory.open("ana", home=home, llm=llm, embedder=HashEmbedder(256), reranker=None, **options)  # type: ignore[arg-type] # test shorthand
+
+
+def files(home: Path) -> dict[str, bytes]:
+    """The user's logs and rows; the usage log holds measured seconds and is left out."""
+    (folder,) = (home / "users").iterdir()
+    return {
+        p.name: p.read_bytes() for p in folder.iterdir() if p.suffix in (".jsonl", ".f32") and p.name != "usage.jsonl"
+    }
+
+
+def test_what_is_remembered_is_recalled_with_its_provenance(tmp_path: Path) -> None:
+    with opened(tmp_path) as memory:
+        done = memory.remember(talk())
+        found = memory.recall("Where did Ana sign up for a pottery class?", k=5)
+    assert len(done.turns) == len(TALK)
+    assert done.skipped == 0
+    best = found.evidence[0]
+    assert "pottery class" in best.text
+    assert "turn:one:2" in best.turns
+    assert "one-2" in best.refs
+    assert best.session == "one"
+    assert 0.0 < best.score <= 1.0
+    assert [e.score for e in found.evidence] == sorted((e.score for e in found.evidence), reverse=True)
+
+
+def test_a_turn_is_searchable_before_its_segment_is_finished(tmp_path: Path) -> None:
+    with opened(tmp_path) as memory:
+        memory.remember("The spare key is under the blue flowerpot.", speaker="Ana")
+        assert memory.segments() == ()
+        assert "flowerpot" in memory.recall("Where is the spare key?").evidence[0].text
+
+
+def test_segments_do_not_depend_on_how_turns_were_batched(tmp_path: Path) -> None:
+    with opened(tmp_path / "once") as memory:
+        memory.remember(long_talk())
+        memory.flush()
+        once = memory.segments()
+    with opened(tmp_path / "singly") as memory:
+        for message in long_talk():
+            memory.remember(message)
+        memory.flush()
+        singly = memory.segments()
+    assert len(once) > 2
+    assert singly == once
+
+
+def test_a_restart_in_the_middle_changes_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path / "once") as memory:
+        memory.remember(long_talk())
+        memory.flush()
+    for start in range(0, 60, 7):
+        with opened(tmp_path / "restarted") as memory:
+            memory.remember(long_talk()[start : start + 7])
+    with opened(tmp_path / "restarted") as memory:
+        memory.flush()
+    assert files(tmp_path / "restarted")["segments.jsonl"] == files(tmp_path / "once")["segments.jsonl"]
+    assert files(tmp_path / "restarted")["decisions.jsonl"] == files(tmp_path / "once")["decisions.jsonl"]
+
+
+def test_the_same_input_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        with opened(tmp_path / name) as memory:
+            memory.remember(long_talk())
+            memory.remember(talk())
+            memory.flush()
+    first, second = files(tmp_path / "first"), files(tmp_path / "second")
+    assert first
+    assert first == second
+
+
+def test_remembering_again_stores_nothing_twice(tmp_path: Path) -> None:
+    with opened(tmp_path) as memory:
+        memory.remember(talk())
+        again = memory.remember(talk())
+        assert (again.turns, again.skipped) == ((), len(TALK))
+        assert len(memory.turns()) == len(TALK)
+
+
+def test_equal_words_without_a_reference_are_two_turns(tmp_path: Path) -> None:
+    with opened(tmp_path) as memory:
+        memory.remember(["yes", "yes"])
+        assert [t.index for t in memory.turns()] == [0, 1]
+
+
+def test_two_users_share_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path) as memory:
+        memory.remember("My locker code is 4711.")
+    with Memory.open("ben", home=tmp_path, llm=None, embedder=HashEmbedder(256), reranker=None) as memory:
+        assert memory.recall("What is the locker code?").evidence == ()
+
+
+def extraction(call: FakeCall) -> str:
+    """The shortest thing each schema allows, whatever the prompt says: its first choices, one record, one sentence."""
+    assert call.schema is not None
+    return json.dumps(_instance(call.schema.model_json_schema()))
+
+
+def _instance(schema: dict[str, object], definitions: dict[str, object] | None = None) -> object:
+    definitions = definitions or schema.get("$defs", {})  # type: ignore[assignment] # JSON
+    assert isinstance(definitions, dict)
+    if "$ref" in schema:
+        return _instance(definitions[str(schema["$ref"]).rsplit("/", 1)[-1]], definitions)
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][0]  # type: ignore[index] # JSON
+    if "anyOf" in schema:
+        return _instance(schema["anyOf"][0], definitions)  # type: ignore[index] # JSON
+    if schema.get("type") == "object":
+        properties = schema.get("properties", {})
+        assert isinstance(properties, dict)
+        return {name: _instance(part, definitions) for name, part in properties.items()}
+    if schema.get("type") == "array":
+        return [_instance(schema["items"], definitions)]  # type: ignore[arg-type] # JSON
+    if schema.get("type") == "integer":
+        return schema.get("minimum", 0)
+    return "Ana moved to Lisbon in May"
+
+
+def test_each_finished_segment_is_encoded_once_and_counted(tmp_path: Path) -> None:
+    llm = FakeLLM(extraction)
+    with opened(tmp_path, llm) as memory:
+        memory.remember(talk("one"))
+        memory.remember(talk("two", day=9))
+        assert llm.calls == []
+        memory.flush()
+        assert [c.purpose for c in llm.calls] == ["encode", "encode"]
+        records = memory.records()
+        assert {r.session for r in records} == {"one", "two"}
+        assert all(r.origin == "model" for r in records)
+        stats = memory.stats()
+        assert stats.usage["encode"].calls == 2
+        assert stats.construction_tokens == sum(u.prompt_tokens + u.output_tokens for u in memory.usage())
+        assert stats.query_tokens == 0
+        memory.flush()
+        assert len(llm.calls) == 2
+
+
+def test_stopping_while_encoding_keeps_what_is_done_and_continues(tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.stage == "encode":
+            raise KeyboardInterrupt
+
+    llm = FakeLLM(extraction)
+    with opened(tmp_path, llm) as memory:
+        memory.remember([*talk("one"), *talk("two"), *talk("three")])
+        with pytest.raises(KeyboardInterrupt):
+            memory.flush(on_progress=stop)
+    with opened(tmp_path, llm) as memory:
+        assert len(memory.segments()) == 3
+        assert len(memory.pending()) == 2
+        memory.consolidate()
+        assert memory.pending() == ()
+    assert len(llm.calls) == 3
+
+
+def test_ask_answers_from_evidence_that_exists(tmp_path: Path) -> None:
+    def reply(call: FakeCall) -> str:
+        return "She moved to Lisbon [1]." if call.purpose == "answer" else extraction(call)
+
+    pieces: list[str] = []
+    llm = FakeLLM(reply)
+    with opened(tmp_path, llm) as memory:
+        memory.remember(talk())
+        memory.flush()
+        answer = memory.ask("Where did Ana move?", on_text=pieces.append)
+        stats = memory.stats()
+    assert "Lisbon" in answer.text
+    assert answer.cited
+    assert set(answer.cited) <= {e.id for e in answer.evidence}
+    assert "Lisbon" in "".join(pieces)
+    assert {u.purpose for u in answer.usage} == {"plan", "answer"}
+    assert stats.query_tokens == sum(u.prompt_tokens + u.output_tokens for u in answer.usage)
+
+
+def test_without_a_language_model_recall_works_and_ask_says_what_to_do(tmp_path: Path) -> None:
+    with opened(tmp_path) as memory:
+        memory.remember(talk())
+        memory.flush()
+        assert memory.records()
+        assert all(r.origin == "rules" for r in memory.records())
+        assert memory.recall("Who sold a car?").evidence
+        with pytest.raises(ModelMissing, match="recall"):
+            memory.ask("Who sold a car?")
+
+
+def test_recall_needs_no_language_model_even_where_one_is_configured(tmp_path: Path) -> None:
+    with Memory.open("ana", home=tmp_path, embedder=HashEmbedder(256), reranker=None) as memory:
+        memory.remember(talk(), encode=False)
+        assert "bicycle" in memory.recall("Who bought a red bicycle?").evidence[0].text
+
+
+def test_a_missing_language_model_is_named_before_anything_is_stored(tmp_path: Path) -> None:
+    with Memory.open("ana", home=tmp_path, embedder=HashEmbedder(256), reranker=None) as memory:
+        with pytest.raises(ModelMissing, match="lychee models pull"):
+            memory.remember(talk())
+        assert memory.turns() == ()
+
+
+def test_a_reranker_decides_the_order(tmp_path: Path) -> None:
+    with Memory.open("ana", home=tmp_path, llm=None, embedder=HashEmbedder(256), reranker=OverlapReranker()) as memory:
+        memory.remember(talk())
+        found = memory.recall("pottery class", k=3)
+    assert found.evidence[0].relevance == 1.0
+
+
+@pytest.mark.parametrize("question", ["", "  \n ", "\0"])
+def test_a_blank_question_is_refused(tmp_path: Path, question: str) -> None:
+    with opened(tmp_path) as memory, pytest.raises(BadInput):
+        memory.recall(question)
+
+
+def test_an_empty_memory_finds_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path) as memory:
+        found = memory.recall("What did I say?")
+    assert found.evidence == ()
+
+
+def test_a_bad_message_stores_nothing_of_its_call(tmp_path: Path) -> None:
+    with opened(tmp_path) as memory:
+        memory.remember("kept")
+        with pytest.raises(BadInput):
+            memory.remember(["good", "   "])
+        assert [t.text for t in memory.turns()] == ["kept"]
+
+
+@pytest.mark.parametrize("planner", ["rules", "none"])
+@pytest.mark.parametrize("selection", ["full", "none"])
+def test_each_stage_can_be_switched_off(tmp_path: Path, planner: str, selection: str) -> None:
+    settings = Settings(recall=RecallSettings(planner=planner, selection=selection, windows=False))  # type: ignore[arg-type] # parametrised literals
+    with opened(tmp_path, settings=settings) as memory:
+        memory.remember(talk())
+        assert memory.recall("pottery", k=2).evidence
+
+
+def test_a_reader_sees_what_the_writer_commits(tmp_path: Path) -> None:
+    with opened(tmp_path) as writer, opened(tmp_path, read_only=True) as reader:
+        assert reader.recall("bicycle").evidence == ()
+        writer.remember(talk())
+        assert "bicycle" in reader.recall("bicycle").evidence[0].text
+        with pytest.raises(LycheeError):
+            reader.remember("not mine to write")
+
+
+def test_threads_may_write_at_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as memory:
+        threads = [
+            threading.Thread(target=memory.remember, args=([f"note {i} of thread {n}" for i in range(10)],))
+            for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(t.index for t in memory.turns()) == list(range(40))
+
+
+@pytest.mark.model
+class TestOnRealModels:
+    """SmolLM2 writes valid JSON and useless content: structure, provenance and repetition count, never content."""
+
+    @pytest.fixture(autouse=True)
+    def no_sockets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object, **__: object) -> socket.socket:
+            raise AssertionError("a socket was opened")
+
+        monkeypatch.setattr(socket, "socket", refuse)
+
+    def whole_path(self, home: Path, models_home: Path) -> tuple[dict[str, bytes], str]:
+        with Memory.open("ana", home=home, models_home=models_home, profile="tiny") as memory:
+            memory.remember(talk())
+            memory.flush()
+            segments = {s.id for s in memory.segments()}
+            assert memory.pending() == ()
+            assert memory.records()
+            for record in memory.records():
+                assert record.segment in segments
+                assert record.text.strip()
+                assert all(0 <= i < len(TALK) for i in record.turns)
+                assert record.turns == tuple(sorted(set(record.turns)))
+            found = memory.recall("When did Ana sign up for a pottery class?", k=5)
+            assert any("one-2" in e.refs for e in found.evidence)
+            answer = memory.ask("When did Ana sign up for a pottery class?", style="short")
+            assert set(answer.cited) <= {e.id for e in answer.evidence}
+            assert {u.purpose for u in memory.usage()} >= {"encode", "plan", "answer"}
+        return files(home), answer.text
+
+    def test_the_whole_path_twice_is_the_same_and_opens_no_socket(
+        self, tmp_path: Path, smollm2_path: Path, minilm_path: Path
+    ) -> None:
+        models_home = smollm2_path.parent.parent.parent
+        first = self.whole_path(tmp_path / "first", models_home)
+        second = self.whole_path(tmp_path / "second", models_home)
+        assert first == second
