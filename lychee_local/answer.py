@@ -201,20 +201,18 @@ def answer(
 
     kept = _fitting(messages, len(evidence), llm, settings.answer_output_tokens)
     notes = [f"{len(evidence) - kept} of {len(evidence)} items did not fit the model"] if kept < len(evidence) else []
-    done = llm.complete(
-        messages(kept), purpose="answer", max_tokens=settings.answer_output_tokens, on_text=on_text
-    )
+    done = llm.complete(messages(kept), purpose="answer", max_tokens=settings.answer_output_tokens, on_text=on_text)
     if done.finish != "stop":
-        notes.append("the answer was cut at its token limit" if done.finish == "length" else "the answer went in circles")
+        notes.append(
+            "the answer was cut at its token limit" if done.finish == "length" else "the answer went in circles"
+        )
     text, cited, unknown = read_citations(done.text.strip(), evidence[:kept], strip=style == "short")
     if unknown:
         notes.append(f"the answer cited items that do not exist: {', '.join(map(str, unknown))}")
     return Reply(text, cited, done.usage, tuple(notes))
 
 
-def _fitting(
-    messages: Callable[[int], tuple[ChatMessage, ...]], available: int, llm: LLM, output_tokens: int
-) -> int:
+def _fitting(messages: Callable[[int], tuple[ChatMessage, ...]], available: int, llm: LLM, output_tokens: int) -> int:
     """How many items, from the best down, fit the context beside the output. A bisection: counting is a tokenizer run."""
     room = llm.context - output_tokens
     if llm.count(messages(available)) <= room:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from itertools import zip_longest
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lychee_local import dates
-from lychee_local.lexicon import Lexicon, terms
+from lychee_local.lexicon import Lexicon, prompt_tokens, terms
 from lychee_local.settings import RecallSettings
 from lychee_local.store import Store, VectorHit
 from lychee_local.strategy import STRATEGIES, Strategy, similarity
@@ -170,7 +171,9 @@ class _Search:
     # --- the channels ---
 
     def _temporal(self, when: TimeRange, drafts: dict[str, _Draft]) -> None:
-        scored = [(DATE_SCORES.get(n.key.partition(":")[0], DATE_SCORE_OTHER), n) for n in self.store.temporal_nodes(when)]
+        scored = [
+            (DATE_SCORES.get(n.key.partition(":")[0], DATE_SCORE_OTHER), n) for n in self.store.temporal_nodes(when)
+        ]
         scored.sort(key=lambda pair: (-pair[0], pair[1].id))
         label = f"{when.since or ''} to {when.until or ''}".strip()
         for score, node in scored[: max(10 * self.depth, 100)]:
@@ -364,30 +367,49 @@ def _any_overlap(when: TimeRange, spans: Iterable[DateSpan]) -> bool:
 
 
 def windows(
-    plan: Plan, by_route: Mapping[str, tuple[Candidate, ...]], store: Store, *, k: int
+    plan: Plan,
+    by_route: Mapping[str, tuple[Candidate, ...]],
+    store: Store,
+    *,
+    k: int,
+    tokens: int | None = None,
 ) -> dict[str, tuple[Candidate, ...]]:
     """Put the turns around the best candidates of every route beside them.
 
-    Windows are merged over all routes, so no turn stands in two of them, and a raw turn inside a window is replaced by
-    it: the window takes over the turn's scores, channels and queries. Records stay. The window's `turns` are those whose
-    lines it really shows.
+    Anchors are the best k of each route, at most the strategy's number, and with `tokens` only as many as fit, the
+    routes taking turns. Windows are merged over all routes, so no turn stands in two of them, and a raw turn inside a
+    window is replaced by it: the window takes over the turn's scores, channels and queries. Records stay. The window's
+    `turns` are those whose lines it really shows.
     """
     strategy = STRATEGIES[plan.question_type]
-    spans: list[tuple[str, int, int]] = []
-    answers: dict[str, tuple[Candidate, ...]] = {}
-    for route, candidates in by_route.items():
-        if plan.question_type == "prior_assistant_response":
-            answers[route] = _answer_windows(candidates, store, strategy)
-        anchors = [c for c in (*candidates, *answers.get(route, ())) if c.turns]
-        for anchor in sorted(anchors, key=_anchor_order)[: min(max(k, 1), strategy.anchors)]:
-            spans.append((anchor.session, min(anchor.turns) - strategy.window, max(anchor.turns) + strategy.window))
-    places = _merge(spans, store, strategy.merge_gap)
+    pools = dict(by_route)
+    if plan.question_type == "prior_assistant_response":
+        pools = {route: (*pool, *_answer_windows(pool, store, strategy)) for route, pool in pools.items()}
+    places = _merge(_spans(pools, store, strategy, k, tokens), strategy.merge_gap)
     wanted = set(terms(" ".join(text for route in plan.routes for text in plan.variants(route))))
-    expanded: dict[str, tuple[Candidate, ...]] = {}
-    for route, candidates in by_route.items():
-        pool = (*candidates, *answers.get(route, ()))
-        expanded[route] = _placed(route, pool, places, store, strategy, wanted)
-    return expanded
+    return {route: _placed(route, pool, places, store, strategy, wanted) for route, pool in pools.items()}
+
+
+def _spans(
+    pools: Mapping[str, Sequence[Candidate]], store: Store, strategy: Strategy, k: int, tokens: int | None
+) -> list[tuple[str, int, int]]:
+    """The turn ranges around the anchors of all routes: first every route's best, then every route's second, ..."""
+    limit = min(max(k, 1), strategy.anchors)
+    ranked = [sorted((c for c in pool if c.turns), key=_anchor_order)[:limit] for pool in pools.values()]
+    spans: list[tuple[str, int, int]] = []
+    shown: set[tuple[str, int]] = set()
+    spent = 0
+    for anchor in (c for row in zip_longest(*ranked) for c in row if c is not None):
+        turns = store.turns(anchor.session)
+        start = max(0, min(anchor.turns) - strategy.window)
+        end = min(max(anchor.turns) + strategy.window, len(turns) - 1)
+        fresh = {(anchor.session, i) for i in range(start, end + 1)} - shown
+        spent += sum(prompt_tokens(turns[i].line) for _, i in fresh)
+        if tokens is not None and spent > tokens and spans:
+            break
+        shown |= fresh
+        spans.append((anchor.session, start, end))
+    return spans
 
 
 def _anchor_order(candidate: Candidate) -> tuple[float, str]:
@@ -415,11 +437,10 @@ def _answer_windows(candidates: Sequence[Candidate], store: Store, strategy: Str
     return tuple(found.values())
 
 
-def _merge(spans: Iterable[tuple[str, int, int]], store: Store, gap: int) -> dict[str, list[tuple[int, int]]]:
-    """Turn ranges by session, cut to the session, joined where they overlap or lie within gap + 1 turns."""
+def _merge(spans: Iterable[tuple[str, int, int]], gap: int) -> dict[str, list[tuple[int, int]]]:
+    """Turn ranges by session, joined where they overlap or lie within gap + 1 turns."""
     merged: dict[str, list[tuple[int, int]]] = {}
     for session, start, end in sorted(spans):
-        start, end = max(0, start), min(end, len(store.turns(session)) - 1)
         ranges = merged.setdefault(session, [])
         if ranges and start <= ranges[-1][1] + gap + 1:
             ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))

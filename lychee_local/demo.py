@@ -120,10 +120,10 @@ def _remember(memory: Memory, messages: Sequence[Message], console: Console) -> 
     with _busy(console, "reading"):
         memory.remember(messages, encode=False)
         memory.flush(session, encode=False)
-    for segment in memory.segments(session):
-        for d in memory.decisions(session):
-            if segment.start <= d.exchange.start and d.exchange.end <= segment.end:
-                console.print(screen.decision_line(d))
+    decisions = memory.decisions(session)
+    for segment in sorted(memory.segments(session), key=lambda s: s.start):
+        for d in screen.decisions_of(segment, decisions):
+            console.print(screen.decision_line(d))
         console.print(Text.assemble("   ", screen.segment_line(segment)))
     waiting = len(memory.pending())
     if not waiting:

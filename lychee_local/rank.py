@@ -14,7 +14,7 @@ from itertools import zip_longest
 
 from lychee_local import dates
 from lychee_local.backends import Reranker
-from lychee_local.lexicon import terms
+from lychee_local.lexicon import prompt_tokens, terms
 from lychee_local.settings import RecallSettings
 from lychee_local.store import Store
 from lychee_local.strategy import STRATEGIES
@@ -36,7 +36,7 @@ def select(
 ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """At most k candidates with `score` = s_final, best first; and notes on every step that did not run as planned."""
     if settings.selection == "none":
-        return by_field_score(by_route, k), ()
+        return within(by_field_score(by_route, k), settings.evidence_tokens), ()
     strategy = STRATEGIES[plan.question_type]
     limit = max(settings.rerank_limit, 4 * k)
     reranked, notes = rerank(plan, by_route, reranker, limit=limit)
@@ -56,7 +56,19 @@ def select(
         weight_signature=settings.weight_signature,
     )
     chosen = budget(chosen, fused, k, ratio=strategy.raw_ratio, floor=strategy.raw_floor)
-    return chosen, notes
+    return within(chosen, settings.evidence_tokens), notes
+
+
+def within(chosen: Sequence[Candidate], tokens: int | None) -> tuple[Candidate, ...]:
+    """The best of `chosen` that together cost at most `tokens` in a prompt; the first stays whatever it costs."""
+    kept: list[Candidate] = []
+    spent = 0
+    for candidate in chosen:
+        cost = prompt_tokens(candidate.text)
+        if tokens is None or not kept or spent + cost <= tokens:
+            kept.append(candidate)
+            spent += cost
+    return tuple(kept)
 
 
 def by_field_score(by_route: Routes, k: int) -> tuple[Candidate, ...]:
@@ -217,14 +229,17 @@ def diversify(
     """Fill `picks` up to k by maximal marginal relevance over the best 4k of `fused`; the result is by score.
 
     Marginal relevance only selects when the pool is larger than the places, and when everything already chosen counts;
-    reordering a list that is full has no effect.
+    reordering a list that is full has no effect. Scores are stretched over the pool to [0, 1] first: without a reranker
+    they lie within a tenth of each other, and the signature would decide alone.
     """
     chosen = list(picks[:k])
     features = {c.id: _Signature(c) for c in (*fused[: max(k, 4 * k)], *chosen)}
     pool = [c for c in fused[: max(k, 4 * k)] if c.id not in {p.id for p in chosen}]
     nearest = {c.id: max((features[c.id].similarity(features[p.id]) for p in chosen), default=0.0) for c in pool}
+    scores = [c.score for c in pool]
+    low, span = min(scores, default=0.0), max(max(scores, default=0.0) - min(scores, default=0.0), 1e-9)
     while pool and len(chosen) < k:
-        best = max(pool, key=lambda c: weight_relevance * c.score - weight_signature * nearest[c.id])
+        best = max(pool, key=lambda c: weight_relevance * (c.score - low) / span - weight_signature * nearest[c.id])
         pool.remove(best)
         chosen.append(best)
         for c in pool:

@@ -143,15 +143,20 @@ def turns(said: Sequence[Turn]) -> None:
 
 def segments(found: Sequence[Segment], decisions: Sequence[Decision]) -> None:
     """Each segment with the decision that was taken on each of its exchanges."""
-    session = None
-    for s in found:
-        if s.session != session:
-            session = s.session
-            _heading(session)
-        out.print(segment_line(s))
-        for d in decisions:
-            if d.exchange.session == s.session and s.start <= d.exchange.start and d.exchange.end <= s.end:
+    for session in dict.fromkeys(d.exchange.session for d in decisions):
+        _heading(session)
+        for s in sorted((s for s in found if s.session == session), key=lambda s: (s.start, s.chars or ())):
+            out.print(segment_line(s))
+            for d in decisions_of(s, decisions):
                 out.print(decision_line(d))
+
+
+def decisions_of(s: Segment, decisions: Iterable[Decision]) -> Iterator[Decision]:
+    """The decisions on the exchanges of one segment."""
+    for d in decisions:
+        x = d.exchange
+        if x.session == s.session and s.start <= x.start and x.end <= s.end and (s.chars is None or x.chars == s.chars):
+            yield d
 
 
 def segment_line(s: Segment) -> Text:
@@ -172,13 +177,11 @@ def decision_line(d: Decision) -> Text:
     return Text.assemble((f"  {where:>7}  ", "dim"), action, signals, (f"  {one_line(x.text)[:60]}", "dim"))
 
 
-def records(found: Iterable[Record]) -> None:
-    session = None
-    for r in found:
-        if r.session != session:
-            session = r.session
-            _heading(session)
-        out.print(record_line(r))
+def records(found: Sequence[Record]) -> None:
+    for session in dict.fromkeys(r.session for r in found):
+        _heading(session)
+        for r in sorted((r for r in found if r.session == session), key=lambda r: r.turns):
+            out.print(record_line(r))
 
 
 def record_line(r: Record) -> Text:
@@ -188,7 +191,7 @@ def record_line(r: Record) -> Text:
     return Text.assemble((f"{r.kind:12}", "cyan"), visible(r.text), (f"  [{visible('; '.join(about))}]", "dim"))
 
 
-def nodes(found: Iterable[Node]) -> None:
+def nodes(found: Sequence[Node]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("kind", "label", "when", "records"):
         table.add_column(column, justify="right" if column == "records" else "left")
@@ -203,7 +206,7 @@ def evidence_lines(items: Sequence[Evidence], cited: Iterable[str] = ()) -> Iter
     for rank, item in enumerate(items, 1):
         about = f"  about {', '.join(map(str, item.dates))}" if item.dates else ""
         refs = [r for r in item.refs if not r.startswith(DERIVED_REF)]
-        source = f"{item.memory_type or item.kind} from {', '.join(item.turns)}"
+        source = f"{item.memory_type or item.kind} from {item.session}, {_places(item.turns)}"
         source += f" ({', '.join(refs)})" if refs else ""
         yield Text.assemble(
             (f"{rank:3} ", "bold green" if item.id in marked else "bold"),
@@ -212,6 +215,18 @@ def evidence_lines(items: Sequence[Evidence], cited: Iterable[str] = ()) -> Iter
             "\n      " + visible(item.text).replace("\n", "\n      "),
             ("\n      " + visible(source), "dim"),
         )
+
+
+def _places(turn_ids: Sequence[str]) -> str:
+    """Turn ids as "turn 4" or "turns 4-6, 9": the index is what follows the last colon."""
+    runs: list[list[int]] = []
+    for index in sorted(int(t.rpartition(":")[2]) for t in turn_ids):
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    told = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"turn {told}" if len(turn_ids) == 1 else f"turns {told}"
 
 
 def recall(found: Recall) -> None:

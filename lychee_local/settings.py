@@ -74,6 +74,9 @@ class RecallSettings:
     weight_signature: float = 0.25
     plan_output_tokens: int = 512
     answer_output_tokens: int = 256
+    # What the shown evidence may cost in a prompt, in tokens; None leaves the number of items as the only limit, as in the
+    # paper. Prompt tokens are seconds on a CPU.
+    evidence_tokens: int | None = 1_800
     evidence_order: Literal["relevance", "time"] = "relevance"
 
 

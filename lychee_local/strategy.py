@@ -36,9 +36,7 @@ STRATEGIES: dict[QuestionType, Strategy] = {
     "temporal": Strategy(
         node=1.35, record=1.30, turn=1.45, raw_ratio=0.42, raw_floor=0.64, window=2, anchors=28, window_chars=3_600
     ),
-    "comparison": Strategy(
-        node=1.35, record=1.30, turn=1.30, raw_floor=0.66, window=2, anchors=28, window_chars=3_600
-    ),
+    "comparison": Strategy(node=1.35, record=1.30, turn=1.30, raw_floor=0.66, window=2, anchors=28, window_chars=3_600),
     "personalized_advice": Strategy(
         node=1.25,
         record=1.20,

@@ -73,5 +73,5 @@ class Reranker(Protocol):
     name: str
 
     def score(self, question: str, passages: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Relevance of each passage in [0, 1], shape (len(passages),). The passage is cut to fit, never the question."""
+        """Relevance of each passage in [0, 1], shape (len(passages),). A passage is cut to fit, the question never."""
         ...

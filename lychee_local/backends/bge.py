@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -117,9 +118,10 @@ class SentenceEmbedder:
         tokens = _count_tokens(self._model.tokenizer, prefix + text)
         if tokens <= self._limit or len(text) < 2:
             return [text]
-        # The pieces are in characters, so one may still be too long: then it is split again, and each time it shrinks.
-        room = max(1, self._limit - _count_tokens(self._model.tokenizer, prefix))
-        pieces = max(2, -(-tokens // room))
+        # Pieces are even in characters, not in tokens, so each gets a tenth of its room to spare; one that is too long
+        # all the same is split again, and each time it shrinks.
+        room = max(1, (self._limit - _count_tokens(self._model.tokenizer, prefix)) * 9 // 10)
+        pieces = min(max(2, -(-tokens // room)), len(text))
         return [window for piece in _split(text, pieces) for window in self._windows(piece, prefix)]
 
     def _encode(self, texts: Sequence[str]) -> Vectors:
@@ -196,13 +198,12 @@ def _count_tokens(tokenizer: Any, text: str) -> int:
 
 
 def _split(text: str, pieces: int) -> list[str]:
-    """At least two parts of similar length, cut at the last white space before each mark where there is one near."""
-    step = max(1, len(text) // pieces)
+    """Parts of similar length, cut at white space where there is some in the second half of a part."""
     parts: list[str] = []
     start = 0
-    while start < len(text):
-        end = min(start + step, len(text))
-        space = text.rfind(" ", start + step // 2, end) if end < len(text) else -1
+    for left in range(pieces, 0, -1):
+        end = start + -(-(len(text) - start) // left)
+        space = text.rfind(" ", (start + end) // 2, end) if left > 1 else -1
         end = space if space > start else end
         parts.append(text[start:end].strip())
         start = end
@@ -307,12 +308,12 @@ def _quiet() -> Iterator[None]:
 
     The engines are imported outside of this: transformers keeps the standard error it is born with.
     """
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_log
 
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
+    level = transformers_log.get_verbosity()
+    transformers_log.set_verbosity(logging.ERROR)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        logging.set_verbosity(level)
+        transformers_log.set_verbosity(level)

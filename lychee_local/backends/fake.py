@@ -85,6 +85,8 @@ class FakeLLM:
             raise ModelError(f"the model {self.name} is closed", hint="open a new one")
         if max_tokens < 1:
             raise BadInput(f"max_tokens must be at least 1, not {max_tokens}")
+        if not messages:
+            raise BadInput("a prompt needs at least one message")
         prompt_tokens = self.count(messages)
         if prompt_tokens + max_tokens > self.context:
             raise PromptTooLong(
@@ -103,7 +105,8 @@ class FakeLLM:
         if on_text is not None:
             for piece in pieces:
                 on_text(piece)
-        return Completion(text, finish, Usage(purpose, self.name, prompt_tokens, len(pieces)))
+        outcome = "ok" if finish == "stop" else finish
+        return Completion(text, finish, Usage(purpose, self.name, prompt_tokens, len(pieces), outcome=outcome))
 
     def close(self) -> None:
         self._closed = True

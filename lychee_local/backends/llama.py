@@ -44,9 +44,7 @@ from lychee_local.types import ChatMessage, Completion, Purpose, Usage
 
 Finish = Literal["stop", "length", "loop"]
 
-_DOCTOR_HINT = (
-    "run: make rebuild-llama, or without a checkout: pip install --no-cache-dir --force-reinstall llama-cpp-python"
-)
+_DOCTOR_HINT = "run: lychee doctor, which tries this build and names the command that repairs it"
 
 # When an output goes in circles (see `is_looping`). Lengths are in characters.
 LOOP_SPAN = 240
@@ -377,12 +375,18 @@ def _constrained(processor: Any, previous: int, logits: npt.NDArray[np.float32])
     try:
         masked: npt.NDArray[np.float32] = processor(np.asarray([previous]), logits)
         problem = processor.ll_matchers[0].get_error()
-    except _ENGINE_ERRORS as error:
-        raise ConstraintNotApplied(f"the constraint engine failed: {error}") from error
+    # outlines makes a warning of a token that the constraint excludes; it is an error here, however warnings are set.
+    except (*_ENGINE_ERRORS, UserWarning) as error:
+        raise ConstraintNotApplied(f"the constraint engine failed: {_brief(str(error))}") from error
     # A schema the engine cannot express leaves it with an error and the end of the text as its only choice.
     if problem:
-        raise ConstraintNotApplied(f"the constraint engine failed: {' '.join(problem.split())}")
+        raise ConstraintNotApplied(f"the constraint engine failed: {_brief(problem)}")
     return masked
+
+
+def _brief(problem: str) -> str:
+    """llguidance appends its whole state and the grammar to what went wrong."""
+    return " ".join(problem.split("<state>")[0].split())[:200]
 
 
 def _check_output(schema: type[BaseModel], text: str) -> None:

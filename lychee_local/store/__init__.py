@@ -124,6 +124,7 @@ class Store:
                 else:
                     self._state = None
                     state.apply(batch, _counts(before))
+                    state.feed()
                     self._log.adopt(manifest)
                     self._state = state
             else:
@@ -225,7 +226,7 @@ class Store:
     def node(self, node_id: str) -> Node:
         """Raises KeyError for an unknown id."""
         with self._lock:
-            return self._now().nodes.get(node_id)
+            return self._now().nodes.entry(node_id).node()
 
     def nodes(self, kind: NodeKind | None = None) -> Sequence[Node]:
         with self._lock:
@@ -260,6 +261,7 @@ class Store:
             if field != "nodes":
                 raise BadInput(f"there is no field {field!r} to search: turns, records or nodes")
             index = state.node_index()
+            index.feed()
             mask = None if node_kinds is None else state.node_mask(frozenset(node_kinds))
             return index.search(queries, k, among=mask)
 
@@ -284,11 +286,17 @@ class Store:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def missing_nodes(self, segment: Segment, records: Sequence[Record]) -> tuple[tuple[Node, str], ...]:
-        """The nodes that encoding `segment` into `records` would create, each with the text to embed for it."""
+        """The nodes that encoding `segment` into `records` would create, each with the text to embed for it.
+
+        Raises:
+            BadInput: a record's text cannot be stored.
+        """
         with self._lock:
             known = self._now().nodes
+            for record in records:
+                codec.encode(record)
             made = nodes_of_encoding(segment, records)
-            return tuple((n, label_text(n, records)) for n in made if n.kind in VECTOR_KINDS and n.id not in known)
+            return tuple((n, label_text(n, records)) for n in made if n.kind in VECTOR_KINDS and not known.holds(n))
 
     def transaction(self) -> Transaction:
         """A context that commits on a clean exit and leaves nothing behind on an error.
@@ -405,6 +413,7 @@ class Store:
                     try:
                         self._log.commit(batch)
                         state.apply(batch, _counts(before))
+                        state.feed()
                         self._state = state
                     except BaseException:
                         self._state = state if self._log.manifest is before else None

@@ -44,6 +44,7 @@ class _Check:
         self._folder = folder
         self._manifest = manifest
         self._found: list[str] = []
+        self._lossy: set[str] = set()
 
     def problems(self) -> Iterator[str]:
         turns = self._lines(files.TURNS, TurnLine)
@@ -51,10 +52,10 @@ class _Check:
         segments = {s.id: s for s in self._lines(files.SEGMENTS, Segment)}
         encodings = self._lines(files.ENCODINGS, EncodingLine)
         nodes = self._lines(files.NODES, NodeLine)
-        self._rows(files.TURN_ROWS, [line.row for line in turns])
-        self._rows(files.DECISION_ROWS, [line.row for line in decisions])
-        self._rows(files.RECORD_ROWS, [row for line in encodings for row in line.rows])
-        self._rows(files.NODE_ROWS, [line.row for line in nodes])
+        self._rows(files.TURN_ROWS, files.TURNS, [line.row for line in turns])
+        self._rows(files.DECISION_ROWS, files.DECISIONS, [line.row for line in decisions])
+        self._rows(files.RECORD_ROWS, files.ENCODINGS, [row for line in encodings for row in line.rows])
+        self._rows(files.NODE_ROWS, files.NODES, [line.row for line in nodes])
         yield from self._found
         if self._found:
             return  # what refers to a damaged line would be reported a second time
@@ -74,33 +75,43 @@ class _Check:
         yield from self._derived()
 
     def _lines(self, name: str, kind: type[L]) -> list[L]:
-        values = []
+        values, problems = [], []
         try:
             for number, payload in read_lines(self._folder / name, Extent(), self._manifest.files[name]):
                 if payload is None:
-                    self._found.append(damaged(self._folder / name, number).message)
+                    problems.append(damaged(self._folder / name, number).message)
                     continue
                 try:
                     values.append(codec.decode(kind, payload))
                 except ValueError as error:
-                    self._found.append(f"{self._folder / name}, line {number} cannot be understood: {error}")
+                    problems.append(f"{self._folder / name}, line {number} cannot be understood: {error}")
         except StoreError as error:
-            self._found.append(error.message)
+            problems.append(error.message)
+        if problems:
+            self._lossy.add(name)
+        self._found += problems
         return values
 
-    def _rows(self, name: str, checks: Sequence[int]) -> None:
+    def _rows(self, name: str, lines: str, checks: Sequence[int]) -> None:
+        """Check each row against its line; where lines are lost, only the file as a whole."""
         path, extent = self._folder / name, self._manifest.files[name]
         try:
-            rows, _ = read_rows(path, Extent(), extent, self._manifest.embedder.dimension)
+            rows, sound = read_rows(path, Extent(), extent, self._manifest.embedder.dimension)
         except StoreError as error:
             self._found.append(error.message)
             return
-        if len(rows) != len(checks) and not self._found:
-            self._found.append(f"{path} has {len(rows)} rows for {len(checks)} lines")
+        if lines in self._lossy:
+            if not sound:
+                self._found.append(
+                    f"{path} does not match its checksum, nor do the lines that say which row is damaged"
+                )
+            return
+        if len(rows) != len(checks):
+            self._found.append(f"{path} has {len(rows)} rows for the {len(checks)} of {lines}")
         before = 0
         for number, (row, expected) in enumerate(zip(rows, checks, strict=False), 1):
-            sound = zlib.crc32(row.tobytes(), before) == expected
-            if not sound or not abs(float(np.linalg.norm(row)) - 1.0) <= 2 * UNIT_TOLERANCE:
+            whole = zlib.crc32(row.tobytes(), before) == expected
+            if not whole or not abs(float(np.linalg.norm(row)) - 1.0) <= 2 * UNIT_TOLERANCE:
                 self._found.append(damaged(path, number).message)
             before = expected
 

@@ -72,9 +72,12 @@ def read_lines(path: Path, since: Extent, until: Extent) -> Iterator[tuple[int, 
     lines = _read(path, since, until).split(b"\n")[:-1]
     for number, line in enumerate(lines, since.count + 1):
         payload = line[9:]
-        good = line[:9] == b"%08x " % zlib.crc32(payload, check)
-        check = int(line[:8], 16) if re.fullmatch(rb"[0-9a-f]{8}", line[:8]) else 0
-        yield number, payload if good else None
+        check = zlib.crc32(payload, check)
+        if line[:9] == b"%08x " % check:
+            yield number, payload
+            continue
+        check = int(line[:8], 16) if re.fullmatch(rb"[0-9a-f]{8}", line[:8]) else 0  # the next line hangs on this one
+        yield number, None
     if len(lines) != until.count - since.count or check != until.check:
         raise StoreDamaged(
             f"{path} does not end with line {until.count} as it was committed", hint="restore the file from a backup"

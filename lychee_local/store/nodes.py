@@ -9,9 +9,14 @@ import re
 import unicodedata
 from calendar import monthrange
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
+from functools import lru_cache
+from itertools import chain, islice
 
 from lychee_local.types import DateSpan, Node, NodeKind, Record, Segment, TimeRange
+
+Key = tuple[NodeKind, str]
 
 VECTOR_KINDS: tuple[NodeKind, ...] = ("entity", "topic", "entity_topic", "event_frame")
 FRAME_SENTENCES = 12  # of an event frame's records, in the text that is embedded for it (lychee-method 3.4)
@@ -19,6 +24,7 @@ FRAME_SENTENCES = 12  # of an event frame's records, in the text that is embedde
 _SEPARATORS = re.compile(r"[\s\-_:/\\|,;－＿：／＼｜，；]+")
 
 
+@lru_cache(maxsize=65_536)  # terms repeat: opening a large memory would spend much of its time here
 def normalise_key(term: str) -> str:
     """The key under which spellings of one term meet (lychee-method 3.2); empty where nothing is left.
 
@@ -64,16 +70,16 @@ def event_frame(segment: Segment, records: Sequence[Record]) -> Node:
 
 
 def nodes_of_encoding(segment: Segment, records: Sequence[Record]) -> tuple[Node, ...]:
-    """All nodes that one encoding touches, merged by id, each with the records it gets from this encoding."""
-    merged: dict[str, Node] = {}
+    """All nodes that one encoding touches, merged, each with the records it gets from this encoding."""
+    merged: dict[Key, list[Node]] = {}
     for record in records:
         for node in nodes_of_record(record):
-            met = merged.get(node.id, node)
-            merged[node.id] = Node(met.kind, met.key, met.label, _union(met.records, node.records), met.when)
-    if records:
-        frame = event_frame(segment, records)
-        merged[frame.id] = frame
-    return tuple(merged.values())
+            merged.setdefault((node.kind, node.key), []).append(node)
+    nodes = [
+        same[0] if len(same) == 1 else replace(same[0], records=_union(n.records for n in same))
+        for same in merged.values()
+    ]
+    return (*nodes, event_frame(segment, records)) if records else ()
 
 
 def label_text(node: Node, records: Sequence[Record]) -> str:
@@ -83,64 +89,74 @@ def label_text(node: Node, records: Sequence[Record]) -> str:
     return node.label
 
 
+@dataclass(slots=True)
+class Entry:
+    """A node in the making: `head` is as it was first met, `records` an ordered set of all it points to. The id, a
+    hash, is kept because a node is met far more often than it is made."""
+
+    id: str
+    head: Node
+    records: dict[str, None]
+
+    def node(self) -> Node:
+        return Node(self.head.kind, self.head.key, self.head.label, tuple(self.records), self.head.when)
+
+    def latest(self, count: int) -> list[str]:
+        """The records linked last, at most `count`."""
+        return list(islice(reversed(self.records), count))
+
+
 class Nodes:
     """Every node of one memory and the records each points to, in the order they were linked."""
 
     def __init__(self) -> None:
-        self._heads: dict[str, Node] = {}  # as created: kind, key, first spelling, span
-        self._links: dict[str, dict[str, None]] = {}  # node id -> record ids, an ordered set
-        self._of_record: dict[str, list[str]] = {}
-        self._temporal: list[str] = []
+        self._by_key: dict[Key, Entry] = {}
+        self._by_id: dict[str, Entry] = {}
+        self._of_record: dict[str, list[Entry]] = {}
+        self._temporal: list[Entry] = []
 
     def __len__(self) -> int:
-        return len(self._heads)
+        return len(self._by_key)
 
-    def __contains__(self, node_id: str) -> bool:
-        return node_id in self._heads
+    def holds(self, node: Node) -> bool:
+        return (node.kind, node.key) in self._by_key
 
-    def create(self, node: Node) -> None:
-        self._heads[node.id] = node
-        self._links[node.id] = {}
+    def create(self, node: Node) -> Entry:
+        entry = Entry(node.id, node, {})
+        self._by_key[node.kind, node.key] = self._by_id[entry.id] = entry
         if node.kind == "temporal":
-            self._temporal.append(node.id)
+            self._temporal.append(entry)
+        return entry
 
-    def link(self, node: Node) -> None:
-        """Add `node.records` to the node of this id."""
-        links = self._links[node.id]
+    def link(self, node: Node) -> Entry:
+        """Add `node.records` to the node of this kind and key, which is created where it is new."""
+        entry = self._by_key.get((node.kind, node.key)) or self.create(node)
         for record in node.records:
-            if record not in links:
-                links[record] = None
-                self._of_record.setdefault(record, []).append(node.id)
+            if record not in entry.records:
+                entry.records[record] = None
+                self._of_record.setdefault(record, []).append(entry)
+        return entry
 
-    def get(self, node_id: str) -> Node:
-        head = self._heads[node_id]
-        return Node(head.kind, head.key, head.label, tuple(self._links[node_id]), head.when)
+    def entry(self, node_id: str) -> Entry:
+        """Raises KeyError for an unknown id."""
+        return self._by_id[node_id]
 
-    def kind(self, node_id: str) -> NodeKind:
-        return self._heads[node_id].kind
-
-    def of_record(self, record_id: str) -> Sequence[str]:
+    def of_record(self, record_id: str) -> Sequence[Entry]:
         return self._of_record.get(record_id, ())
-
-    def latest(self, node_id: str, count: int) -> tuple[str, ...]:
-        """The `count` records linked last, oldest first."""
-        links = reversed(self._links[node_id])
-        return tuple(record for record, _ in zip(links, range(count), strict=False))[::-1]
 
     def all(self, kind: NodeKind | None) -> tuple[Node, ...]:
         """In the order of first meeting; dates last when every kind is asked for."""
         if kind == "temporal":
-            return tuple(self.get(i) for i in self._temporal)
-        chosen = tuple(
-            self.get(i) for i, n in self._heads.items() if n.kind == kind or (kind is None and n.when is None)
-        )
+            return tuple(entry.node() for entry in self._temporal)
+        wanted = VECTOR_KINDS if kind is None else (kind,)
+        chosen = tuple(entry.node() for entry in self._by_key.values() if entry.head.kind in wanted)
         return chosen + (self.all("temporal") if kind is None else ())
 
     def overlapping(self, when: TimeRange) -> tuple[Node, ...]:
-        """Temporal nodes whose span overlaps `when`, by first day, then by length, then by id."""
-        spans = ((n.when, n.id) for n in map(self._heads.__getitem__, self._temporal) if n.when is not None)
-        found = sorted((s.start, s.end, i) for s, i in spans if when.overlaps(s.start, s.end))
-        return tuple(self.get(i) for _, _, i in found)
+        """Temporal nodes whose span overlaps `when`, by first day, then by last, then by id."""
+        spans = ((entry.head.when, entry) for entry in self._temporal)
+        found = [(s.start, s.end, e.id, e) for s, e in spans if s is not None and when.overlaps(s.start, s.end)]
+        return tuple(entry.node() for _, _, _, entry in sorted(found, key=lambda item: item[:3]))
 
 
 def _keyed(terms: Iterable[str]) -> dict[str, str]:
@@ -176,5 +192,5 @@ def _temporal_spans(said: DateSpan) -> tuple[DateSpan, ...]:
     return (DateSpan(said.start, said.start, "day"), whole_month)
 
 
-def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*first, *second)))
+def _union(groups: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chain.from_iterable(groups)))

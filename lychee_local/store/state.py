@@ -6,7 +6,7 @@ both take; so a memory that was reopened equals the one that wrote. Touches no d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from lychee_local.errors import StoreDamaged
 from lychee_local.store import codec, manifest
 from lychee_local.store.codec import DecisionLine, EncodingLine, NodeLine, TurnLine
 from lychee_local.store.log import Batch
-from lychee_local.store.nodes import VECTOR_KINDS, Nodes, nodes_of_encoding
+from lychee_local.store.nodes import VECTOR_KINDS, Entry, Nodes, nodes_of_encoding
 from lychee_local.store.vectors import VectorIndex, Vectors
 from lychee_local.types import Decision, Node, NodeKind, Record, Segment, Turn
 
@@ -52,7 +52,7 @@ class State:
         self._node_index = VectorIndex(dimension, exact_below=exact_below)
         self._node_kinds: list[NodeKind] = []  # by the node index's numbering
         self._label_rows: dict[str, Vectors] = {}
-        self._unsettled: dict[str, None] = {}  # nodes whose vector is out of date
+        self._unsettled: dict[str, Entry] = {}  # nodes whose vector is out of date
 
     def session(self, name: str) -> Session:
         """For reading: an unknown session is an empty one."""
@@ -74,10 +74,10 @@ class State:
         labels = batch.rows.get(manifest.NODE_ROWS)
         for number, made in enumerate(self._decoded(NodeLine, manifest.NODES, batch, counts)):
             node = Node(made.kind, made.key, made.label, ())
-            self.nodes.create(node)
+            entry = self.nodes.create(node)
             if labels is not None:
-                self._label_rows[node.id] = labels[number]
-            self._unsettled[node.id] = None
+                self._label_rows[entry.id] = labels[number]
+            self._unsettled[entry.id] = entry
         rows, used = batch.rows.get(manifest.RECORD_ROWS), 0
         for encoding in self._decoded(EncodingLine, manifest.ENCODINGS, batch, counts):
             if rows is not None:
@@ -115,23 +115,27 @@ class State:
         """A sentence that is said again in its session stays one record: the turns of both, the rest of the later."""
         segment = self.segments[line.segment]
         held = self._opened(segment.session)
-        for record in line.records:
-            known = self.records.get(record.id)
+        ids = [record.id for record in line.records]
+        for id, record in zip(ids, line.records, strict=True):
+            known = self.records.get(id)
             if known is None:
-                held.records.append(record.id)
-                self.records[record.id] = record
+                held.records.append(id)
+                self.records[id] = record
                 continue
-            turns = tuple(sorted({*known.turns, *record.turns}))
-            self.records[record.id] = replace(record, turns=turns)
-            self._unsettled.update(dict.fromkeys(self.nodes.of_record(record.id)))
-        self.record_index.put([r.id for r in line.records], rows)
-        self.encoded[segment.id] = tuple(dict.fromkeys(r.id for r in line.records))
+            self.records[id] = replace(record, turns=tuple(sorted({*known.turns, *record.turns})))
+            self._unsettle(self.nodes.of_record(id))
+        self.record_index.put(ids, rows)
+        self.encoded[segment.id] = tuple(dict.fromkeys(ids))
         held.note = line.note
-        for node in nodes_of_encoding(segment, line.records):
-            if node.id not in self.nodes:
-                self.nodes.create(node)
-            self.nodes.link(node)
-            self._unsettled[node.id] = None
+        self._unsettle(self.nodes.link(node) for node in nodes_of_encoding(segment, line.records))
+
+    def _unsettle(self, entries: Iterable[Entry]) -> None:
+        self._unsettled.update((entry.id, entry) for entry in entries if entry.head.kind in VECTOR_KINDS)
+
+    def feed(self) -> None:
+        """Let the graphs catch up with what was applied."""
+        self.turn_index.feed()
+        self.record_index.feed()
 
     # --- vectors of nodes --------------------------------------------------------------------------------------------
 
@@ -140,48 +144,42 @@ class State:
 
         Vectors are brought up to date here and not in `apply`: opening and writing need none of them.
         """
-        dirty = [i for i in self._unsettled if self.nodes.kind(i) in VECTOR_KINDS]
+        dirty = list(self._unsettled.values())
         for start in range(0, len(dirty), SETTLED_AT_ONCE):
             part = dirty[start : start + SETTLED_AT_ONCE]
-            self._node_index.put(part, self._node_vectors(part))
+            self._node_index.put([entry.id for entry in part], self._node_vectors(part))
         self._unsettled = {}
         return self._node_index
 
     def node_mask(self, kinds: frozenset[NodeKind]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which numbers of the node index are of one of `kinds`."""
         ids = self._node_index.ids
-        self._node_kinds += [self.nodes.kind(i) for i in ids[len(self._node_kinds) :]]
+        self._node_kinds += [self.nodes.entry(i).head.kind for i in ids[len(self._node_kinds) :]]
         return np.fromiter((kind in kinds for kind in self._node_kinds), dtype=np.bool_, count=len(ids))
 
-    def _node_vectors(self, ids: Sequence[str]) -> Vectors:
+    def _node_vectors(self, entries: Sequence[Entry]) -> Vectors:
         """Of each node: the label's vector plus the mean of its latest records', brought to length 1.
 
         The sums are made in float64, so that a vector does not depend on how many are computed together.
         """
-        dimension = self.turn_index.dimension
-        sums = np.zeros((len(ids), dimension), dtype=np.float64)
+        sums = np.zeros((len(entries), self.record_index.dimension), dtype=np.float64)
         linked: list[str] = []
         owner: list[int] = []
-        share: list[float] = []
-        for number, node_id in enumerate(ids):
-            label = self._label_rows.get(node_id)
+        for place, entry in enumerate(entries):
+            label = self._label_rows.get(entry.id)
             if label is not None:
-                sums[number] = label
-                if self.nodes.kind(node_id) == "event_frame":
-                    continue  # its text is its records' sentences already
-            latest = self.nodes.latest(node_id, NODE_RECORDS)
-            linked += latest
-            owner += [number] * len(latest)
-            share += [1.0 / len(latest)] * len(latest)
+                sums[place] = label
+            if label is None or entry.head.kind != "event_frame":  # a frame's text is its records' sentences already
+                latest = entry.latest(NODE_RECORDS)
+                linked += latest
+                owner += [place] * len(latest)
         if linked:
-            rows = self.record_index.vectors(linked).astype(np.float64) * np.array(share)[:, None]
-            starts = np.flatnonzero(np.diff(owner, prepend=-1))
-            sums[np.array(owner)[starts]] += np.add.reduceat(rows, starts, axis=0)
+            places, starts, counts = np.unique(owner, return_index=True, return_counts=True)
+            means = np.add.reduceat(self.record_index.vectors(linked).astype(np.float64), starts, axis=0)
+            sums[places] += means / counts[:, None]
         lengths = np.linalg.norm(sums, axis=1)
-        for place in map(
-            int, np.flatnonzero(lengths < 1e-6)
-        ):  # a label opposite to the mean of its records: the label decides
-            sums[place] = self._label_rows[ids[place]]
+        for place in map(int, np.flatnonzero(lengths < 1e-6)):  # a label opposite to the mean of its records decides
+            sums[place] = self._label_rows[entries[place].id]
             lengths[place] = np.linalg.norm(sums[place])
         vectors: Vectors = (sums / lengths[:, None]).astype(np.float32)
         return vectors

@@ -131,8 +131,10 @@ class Transaction:
             if record.turns:
                 self._require_turns(record.session, min(record.turns), max(record.turns))
         rows = self._rows_for(records, vectors, "records")
+        checks = self._checks(files.RECORD_ROWS, rows)
+        encoding = codec.encode(EncodingLine(segment.id, note, tuple(records), tuple(checks)))
         made = [n for n in nodes_of_encoding(segment, records) if n.kind in VECTOR_KINDS]
-        new = [n for n in made if n.id not in self._state.nodes and n.id not in self._nodes]
+        new = [n for n in made if not self._state.nodes.holds(n) and n.id not in self._nodes]
         lacking = [n for n in new if n.id not in node_vectors]
         if lacking:
             raise BadInput(
@@ -141,8 +143,7 @@ class Transaction:
             )
         labels = [np.asarray(node_vectors[n.id], dtype=np.float32).reshape(-1) for n in new]
         label_rows = self._rows_for(new, labels, "nodes")
-        checks, label_checks = self._checks(files.RECORD_ROWS, rows), self._checks(files.NODE_ROWS, label_rows)
-        encoding = codec.encode(EncodingLine(segment.id, note, tuple(records), tuple(checks)))
+        label_checks = self._checks(files.NODE_ROWS, label_rows)
         node_lines = [codec.encode(NodeLine(n.kind, n.key, n.label, c)) for n, c in zip(new, label_checks, strict=True)]
         self._stage(batch, files.ENCODINGS, [encoding], files.RECORD_ROWS, rows, checks)
         self._stage(batch, files.NODES, node_lines, files.NODE_ROWS, label_rows, label_checks)

@@ -4,9 +4,9 @@ Owns float rows in memory, the graph over them, and the graph's snapshot on disk
 that is missing, damaged or out of date costs time, never a result. This is the only place that touches hnswlib.
 
 Rows [0, G) are in the graph, rows [G, n) are the tail and are searched exactly. A vector that is replaced while it lies
-in the tail is overwritten; one that lies in the graph is marked dead there and comes back at the end of the tail. Each
-insertion beyond the threshold moves two rows from the tail into the graph, so that the tail stays short and no single
-commit pays for a whole build.
+in the tail is overwritten; one that lies in the graph is marked dead there and comes back at the end of the tail. For
+each insertion beyond the threshold `feed` moves two rows from the tail into the graph, so that the tail gets short and
+no single commit, and no opening, pays for a whole build.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNIT_TOLERANCE = 1e-3
 # equal vectors have equal cosines and a result does not depend on what else is in the batch.
 MARGIN = 4e-6
 BLOCK = 65_536  # rows scored at a time, which bounds the memory of one search
-LINKS, BUILD_WIDTH, SEARCH_WIDTH = 16, 200, 256  # hnswlib's M, ef_construction and least ef
+LINKS, BUILD_WIDTH, SEARCH_WIDTH, SEED = 16, 200, 256, 100  # hnswlib's M, ef_construction, least ef, random_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ class VectorIndex:
         self._graph: Any = None
         self._in_graph = 0
         self._saved = 0
+        self._owed = 0  # rows that `feed` has to move for what was put since
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -104,12 +105,12 @@ class VectorIndex:
     def put(self, ids: Sequence[str], vectors: Vectors) -> None:
         """Insert or replace; `vectors` has been through `unit_rows`."""
         self._reserve(self._count + len(ids))
+        self._owed += 2 * len(ids)
         if self._row_of.keys().isdisjoint(ids) and len(set(ids)) == len(ids):
             start = self._count
             for id in ids:
                 self._append(id)
             self._rows[start : self._count] = vectors
-            self._feed_graph(2 * len(ids))
             return
         for id, vector in zip(ids, vectors, strict=True):
             row = self._row_of.get(id)
@@ -118,7 +119,6 @@ class VectorIndex:
                     self._kill(row)
                 row = self._append(id)
             self._rows[row] = vector
-        self._feed_graph(2 * len(ids))
 
     def drop(self, ids: Collection[str]) -> None:
         """Take ids out of every search. Their vectors are overwritten in memory."""
@@ -224,14 +224,23 @@ class VectorIndex:
 
     # --- the graph ---------------------------------------------------------------------------------------------------
 
-    def _feed_graph(self, rows: int) -> None:
-        """Move up to `rows` rows from the tail into the graph, oldest first, once the tail is long."""
-        tail = self._count - self._in_graph
-        if tail <= (self._exact_below // 2 if self._in_graph else self._exact_below):
+    def feed(self) -> None:
+        """Let the graph catch up, twice as fast as rows come in. To be called after `put`, except when a store opens."""
+        self._move(self._owed)
+        self._owed = 0
+
+    def build(self) -> None:
+        """Bring the tail into the graph at once, as far as the set is large enough to have one."""
+        self._move(self._count)
+
+    def _move(self, rows: int) -> None:
+        """Move up to `rows` rows from the tail into the graph, oldest first, as long as the tail is long."""
+        keep = self._exact_below // 2 if self._in_graph else self._exact_below
+        if self._count - self._in_graph <= keep or not rows:
             return
         if self._graph is None:
             self._graph = _new_graph(self._dimension)
-            self._graph.init_index(max_elements=2 * self._count, M=LINKS, ef_construction=BUILD_WIDTH, random_seed=100)
+            self._graph.init_index(max_elements=2 * self._count, M=LINKS, ef_construction=BUILD_WIDTH, random_seed=SEED)
         stop = min(self._in_graph + rows, self._count)
         if stop > self._graph.get_max_elements():
             self._graph.resize_index(2 * stop)
@@ -241,11 +250,6 @@ class VectorIndex:
         if labels.size:
             self._graph.add_items(self._rows[labels], labels, num_threads=1)
         self._in_graph = stop
-
-    def build(self) -> None:
-        """Bring the whole tail into the graph now, where the set is large enough to have one."""
-        while self._count - self._in_graph > (self._exact_below // 2 if self._in_graph else self._exact_below):
-            self._feed_graph(self._count)
 
     def save(self, path: Path) -> None:
         """Write a snapshot of the graph, if it has changed, to `path` and `path`.rows.
@@ -282,6 +286,7 @@ class VectorIndex:
 
         Its rows come first from then on, in the graph's order; those whose vector changed since are dead in it.
         """
+        self._owed = 0
         if self._graph is not None or self._count <= self._exact_below:
             return False
         saved = _read_snapshot(path, self._dimension)

@@ -1,0 +1,787 @@
+"""What a store promises to the rest of the program: round trips, refusals, locks, refresh, damage found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import store_samples as samples
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from store_samples import EMBEDDER, content, encode, filled, opened, say, segment_of, some_record, some_turns, unit
+
+from lychee_local.errors import BadInput, StoreDamaged, StoreError, StoreLocked, StoreMismatch
+from lychee_local.store import Store, check, user_folder
+from lychee_local.store.vectors import Vectors
+from lychee_local.types import Record, TimeRange, Turn, Usage
+
+USAGE = Usage("encode", "sample", 100, 20, 50, 1.25)
+
+
+# --- what goes in comes out ------------------------------------------------------------------------------------------
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        before = content(store)
+        assert content(opened(tmp_path, read_only=True)) == before
+    with opened(tmp_path) as again:
+        assert content(again) == before
+    assert check(user_folder(tmp_path, "ana")) == ()
+
+
+def test_lookups(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        assert store.sessions() == ("S1", "S2")
+        assert store.turns("S1") == tuple(some_turns("S1", 0, 5))
+        assert store.turns("unknown") == ()
+        assert store.turn("turn:S1:3") == some_turns("S1", 3, 1)[0]
+        assert store.turn_by_ref("S2", "D1") == some_turns("S2", 1, 1)[0]
+        assert store.turn_by_ref("S2", "D4") is None
+        for unknown in ("turn:S1:5", "turn:S3:0", "turn:S1:-1", "turn:S1", "record:S1:0", ""):
+            with pytest.raises(KeyError):
+                store.turn(unknown)
+        assert [s.id for s in store.pending()] == ["segment:S1:3-4"]
+        assert [r.text for r in store.segment_records("segment:S1:0-2")] == ["Ana drinks tea", "Ana moved"]
+        assert store.segment_records("segment:S1:3-4") == ()
+        assert (store.note("S1"), store.note("S2"), store.note("unknown")) == ("Ana", "", "")
+        assert store.record(store.records("S2")[0].id).session == "S2"
+        with pytest.raises(KeyError):
+            store.record("record:unknown")
+        assert store.exchange_vectors("S1", 3).tolist() == unit(*[t.line for t in some_turns("S1", 3, 2)]).tolist()
+        assert store.exchange_vectors("unknown", 0).shape == (0, 8)
+
+
+def test_a_session_may_be_named_anything(tmp_path: Path) -> None:
+    names = ["", "a:b:3", "..", "茶 \U0001f375", "x\ny\0z", "\u2028"]
+    with opened(tmp_path) as store:
+        for name in names:
+            say(store, name, 2)
+        for name in names:
+            assert store.turn(f"turn:{name}:1") == some_turns(name, 1, 1)[0]
+    assert list(opened(tmp_path, read_only=True).sessions()) == names
+
+
+def test_the_same_sentence_twice_is_one_record_with_both_sources(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        first, second = (segment_of(say(store, "S", 2)) for _ in range(2))
+        encode(store, first, [some_record(first, "Ana drinks tea", turns=(0, 1))])
+        later = some_record(second, "Ana drinks tea", turns=(3,), kind="preference", entities=("Ben",))
+        encode(store, second, [later, later])
+        [held] = store.records()
+        assert held == replace(later, turns=(0, 1, 3))
+        assert store.segment_records(first.id) == store.segment_records(second.id) == (held,)
+        hits = store.search("records", unit("preference: Ana drinks tea"), 5)[0]
+        assert [(h.id, round(h.cosine, 6)) for h in hits] == [(held.id, 1.0)]
+        by_key = {(n.kind, n.key): n.records for n in store.nodes()}
+        assert by_key["entity", "ana"] == by_key["entity", "ben"] == (held.id,)
+        assert content(opened(tmp_path, read_only=True)) == content(store)
+
+
+def test_the_same_sentence_in_two_sessions_is_two_records(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        assert [r.session for r in store.records() if r.text == "Ana drinks tea"] == ["S1", "S2"]
+
+
+def test_a_segment_can_be_encoded_into_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        segment = segment_of(say(store, "S", 2))
+        assert store.missing_nodes(segment, []) == ()
+        encode(store, segment, [], note="she is Ana")
+        assert (store.pending(), store.records(), store.nodes()) == ((), (), ())
+        assert store.note("S") == "she is Ana"
+    assert opened(tmp_path, read_only=True).pending() == ()
+
+
+def test_one_transaction_may_hold_all_of_it(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        turns = some_turns("S", 0, 4)
+        segments = [segment_of(turns[:2]), segment_of(turns[2:])]
+        records = [some_record(s, f"sentence {s.start}") for s in segments]
+        with store.transaction() as tx:
+            tx.add_turns(turns[:1], unit("0"))
+            tx.add_turns(turns[1:], unit("1", "2", "3"))
+            tx.add_segments(segments)
+            for segment, record in zip(segments, records, strict=True):
+                missing = store.missing_nodes(segment, [record])
+                labels = {n.id: unit(text)[0] for n, text in missing}
+                tx.add_encoding(segment, [record], unit(record.text), labels, "")
+        assert store.records() == tuple(records)
+        assert len(store.nodes("entity")) == 1
+        assert check(store.path) == ()
+
+
+def test_stats_count(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        stats = store.stats()
+        assert (stats.sessions, stats.turns, stats.segments, stats.records) == (2, 7, 3, 3)
+        assert stats.nodes == len(store.nodes())
+        assert stats.bytes["turns.f32"] == 7 * 8 * 4
+        assert stats.bytes["turns.jsonl"] == (store.path / "turns.jsonl").stat().st_size
+
+
+def test_same_input_same_bytes(tmp_path: Path) -> None:
+    for home in ("one", "two"):
+        filled(tmp_path / home).close()
+    folders = [user_folder(tmp_path / home, "ana") for home in ("one", "two")]
+    names = {p.name for p in folders[0].iterdir()} - {"lock"}
+    assert {"manifest.json", "turns.jsonl", "records.f32"} <= names
+    for name in names:
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
+
+
+# --- search ----------------------------------------------------------------------------------------------------------
+
+
+def test_node_vectors_are_label_plus_mean_of_latest_eight(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        records: list[Record] = []
+        for number in range(10):
+            segment = segment_of(say(store, "S", 1))
+            records.append(some_record(segment, f"sentence {number}", entities=("Ana",), tags=()))
+            encode(store, segment, records[-1:])
+        latest = unit(*[r.embedded_text for r in records[2:]]).astype(np.float64)
+        expected = unit("Ana")[0] + latest.mean(axis=0)
+        expected /= np.linalg.norm(expected)
+        [hits] = store.search("nodes", expected[None].astype(np.float32), 1)
+        assert hits[0].id == store.nodes("entity")[0].id
+        assert hits[0].cosine == pytest.approx(1.0, abs=1e-6)
+        [frame] = store.search("nodes", unit("sentence 3"), 1, node_kinds=["event_frame"])
+        assert store.node(frame[0].id).key == "S:3-3"
+        assert frame[0].cosine == pytest.approx(1.0, abs=1e-6)
+
+
+def test_search_among_kinds(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        hits = store.search("nodes", unit("Ana", "x"), 50, node_kinds=["entity", "event_frame"])
+        for found in hits:
+            kinds = sorted(store.node(h.id).kind for h in found)
+            assert kinds == ["entity", "entity", "event_frame", "event_frame"]
+        everything = store.search("nodes", unit("Ana"), 500)[0]
+        assert len(everything) == len([n for n in store.nodes() if n.kind != "temporal"])
+        assert store.search("nodes", unit("Ana"), 5, node_kinds=["temporal"]) == [[]]
+        assert store.search("nodes", unit("Ana"), 5, node_kinds=[]) == [[]]
+        assert [n.key for n in store.temporal_nodes(TimeRange())] == ["month:2023-05", "day:2023-05-08"]
+
+
+@pytest.mark.parametrize(
+    ("field", "queries", "k"),
+    [
+        ("turns", unit("a", dimension=9), 3),
+        ("turns", np.full((1, 8), np.nan, dtype=np.float32), 3),
+        ("turns", np.zeros((1, 8), dtype=np.float32), 3),
+        ("turns", unit("a")[0], 3),
+        ("turns", unit("a"), 0),
+        ("words", unit("a"), 3),
+    ],
+)
+def test_unusable_searches(tmp_path: Path, field: str, queries: Vectors, k: int) -> None:
+    with filled(tmp_path) as store, pytest.raises(BadInput):
+        store.search(field, queries, k)  # type: ignore[arg-type]  # a wrong field is one of the cases
+
+
+def test_an_empty_store_finds_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for field in ("turns", "records", "nodes"):
+            assert store.search(field, unit("a", "b"), 3) == [[], []]  # type: ignore[arg-type]  # str, not the Literal
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def unchanged(store: Store, files: dict[str, bytes]) -> bool:
+    return {p.name: p.read_bytes() for p in store.path.iterdir()} == files
+
+
+def snapshot(store: Store) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in store.path.iterdir()}
+
+
+TURN = Turn("S1", 5, "one more")
+
+
+@pytest.mark.parametrize(
+    ("turns", "vectors"),
+    [
+        ([replace(TURN, index=6)], unit("a")),
+        ([replace(TURN, index=4)], unit("a")),
+        ([TURN, TURN], unit("a", "b")),
+        ([replace(TURN, ref="D0")], unit("a")),
+        ([replace(TURN, ref="x"), replace(TURN, index=6, ref="x")], unit("a", "b")),
+        ([replace(TURN, text="half \ud83d of a pair")], unit("a")),
+        ([replace(TURN, speaker="\udc80")], unit("a")),
+        ([TURN], unit("a", "b")),
+        ([TURN], unit("a", dimension=9)),
+        ([TURN], np.zeros((1, 8), dtype=np.float32)),
+        ([TURN], np.full((1, 8), np.nan, dtype=np.float32)),
+        ([], unit("a")),
+    ],
+)
+def test_unusable_turns_change_nothing(tmp_path: Path, turns: list[Turn], vectors: Vectors) -> None:
+    with filled(tmp_path) as store:
+        files, before = snapshot(store), content(store)
+        with pytest.raises(BadInput), store.transaction() as tx:
+            tx.add_turns([Turn("S3", 0, "fine")], unit("fine"))
+            tx.add_turns(turns, vectors)
+        assert content(store) == before
+        assert unchanged(store, files)
+        say(store, "S1", 1)
+
+
+def test_unusable_encodings_change_nothing(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        files = snapshot(store)
+        [segment] = store.pending()
+        done = store.segments()[0]
+        good = some_record(segment, "Ana sings", turns=(3,))
+        labels = {n.id: unit(text)[0] for n, text in store.missing_nodes(segment, [good])}
+        rows = unit("a")
+        for bad_segment, records, vectors, node_vectors in [
+            (done, [some_record(done, "again")], rows, labels),
+            (replace(segment, end=9), [], unit(), {}),
+            (segment, [replace(good, session="S2")], rows, labels),
+            (segment, [replace(good, turns=(5,))], rows, labels),
+            (segment, [replace(good, turns=(-1,))], rows, labels),
+            (segment, [good], unit("a", "b"), labels),
+            (segment, [good], rows, {}),
+            (segment, [good], rows, {i: np.zeros(8, dtype=np.float32) for i in labels}),
+            (segment, [replace(good, text="\ud800")], rows, labels),
+        ]:
+            with pytest.raises(BadInput), store.transaction() as tx:
+                tx.add_encoding(bad_segment, records, vectors, node_vectors, "")
+        with pytest.raises(BadInput, match="stored already"), store.transaction() as tx:
+            tx.add_segments([segment])
+        with pytest.raises(BadInput, match="not stored"), store.transaction() as tx:
+            tx.add_segments([replace(segment, start=5, end=7)])
+        with pytest.raises(BadInput, match="finite"), store.transaction() as tx:
+            decision = replace(store.decisions("S1")[0], signals=replace(samples.SIGNALS, score=float("nan")))
+            tx.add_decisions([decision], unit("a"))
+        assert unchanged(store, files)
+        encode(store, segment, [good])
+
+
+def test_an_error_inside_a_transaction_leaves_nothing(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        files, before = snapshot(store), content(store)
+        with pytest.raises(ZeroDivisionError), store.transaction() as tx:
+            tx.add_turns([TURN], unit("a"))
+            _ = 1 / 0
+        assert content(store) == before
+        assert unchanged(store, files)
+
+
+def test_an_empty_transaction_is_no_commit(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        files = snapshot(store)
+        with store.transaction() as tx:
+            tx.add_turns([], unit())
+            tx.add_decisions([], unit())
+            tx.add_segments([])
+        assert unchanged(store, files)
+
+
+def test_transactions_do_not_nest_or_outlive_their_block(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        with store.transaction() as outer:
+            with pytest.raises(StoreError, match="already"), store.transaction():
+                pass
+            outer.add_turns(some_turns("S", 0, 1), unit("a"))
+        with pytest.raises(StoreError, match="not open"):
+            outer.add_turns(some_turns("S", 1, 1), unit("a"))
+        assert len(store.turns("S")) == 1
+
+
+def test_a_read_only_store_is_not_written(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    store = opened(tmp_path, read_only=True)
+    with pytest.raises(StoreError, match="read-only"), store.transaction():
+        pass
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.sessions()
+    with pytest.raises(StoreError, match="closed"), store.transaction():
+        pass
+
+
+# --- users and folders -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "user", ["ana", "Ana", "آنا", "アナ", "O'Brien", "ana@example.org", "a" * 200, "con", "-", "..."]
+)
+def test_any_word_is_a_user(tmp_path: Path, user: str) -> None:
+    with opened(tmp_path, user) as store:
+        say(store, user, 1)
+        assert store.user == user
+        assert store.path.parent == tmp_path / "users"
+    assert opened(tmp_path, user, read_only=True).sessions() == (user,)
+
+
+@pytest.mark.parametrize(
+    "user", ["", "  ", "\u2003", ".", "..", "../ana", "a/b", "a\\b", "a\0", "a\nb", "\x7f", "a\ud800", "a" * 201]
+)
+def test_what_is_no_user_name(tmp_path: Path, user: str) -> None:
+    with pytest.raises(BadInput, match="user name"):
+        opened(tmp_path, user)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_that_look_alike_are_kept_apart(tmp_path: Path) -> None:
+    names = ["ana", "Ana", "ANA", "ana-", "ana!", "an a", "an-a", "أنا", "آنا"]
+    folders = {user_folder(tmp_path, name) for name in names}
+    assert len({f.name.casefold() for f in folders}) == len(names)
+
+
+def test_two_ways_to_write_an_accent_are_one_user(tmp_path: Path) -> None:
+    with opened(tmp_path, "Jose\u0301") as store:
+        say(store, "S", 1)
+    assert opened(tmp_path, "Jos\u00e9", read_only=True).sessions() == ("S",)
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no memory of 'ana'"):
+        opened(tmp_path, read_only=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_another_program(tmp_path: Path) -> None:
+    folder = user_folder(tmp_path, "ana")
+    folder.mkdir(parents=True)
+    (folder / "photo.jpg").write_bytes(b"x")
+    with pytest.raises(StoreError, match=r"another program: photo\.jpg"):
+        opened(tmp_path)
+    assert [p.name for p in folder.iterdir()] == ["photo.jpg"]
+
+
+def test_an_interrupted_first_start_is_taken_up(tmp_path: Path) -> None:
+    folder = user_folder(tmp_path, "ana")
+    folder.mkdir(parents=True)
+    (folder / "lock").write_bytes(b"")
+    (folder / "manifest.json.tmp").write_bytes(b"{")
+    filled(tmp_path).close()
+    assert check(folder) == ()
+
+
+def test_a_home_that_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match="cannot open"):
+        opened(tmp_path / "file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_home_that_may_not_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match="cannot open"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (replace(EMBEDDER, name="another"), "name another"),
+        (replace(EMBEDDER, digest="00"), "digest 00"),
+        (replace(EMBEDDER, dimension=9), "dimension 9"),
+    ],
+)
+def test_another_embedder(tmp_path: Path, other: samples.EmbedderIdentity, said: str) -> None:
+    filled(tmp_path).close()
+    with pytest.raises(StoreMismatch, match=f"'sample'.*{said}"):
+        Store.open(tmp_path, "ana", embedder=other)
+    filled(tmp_path, user="ben").close()  # the refused open left no lock behind
+
+
+def test_the_calibration_it_was_made_with_stays(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    newer = replace(EMBEDDER, calibration=replace(EMBEDDER.calibration, surprise_centre=0.35))
+    with Store.open(tmp_path, "ana", embedder=newer) as store:
+        assert store.embedder == EMBEDDER
+
+
+def test_a_newer_format(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        manifest = store.path / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 2}))
+    with pytest.raises(StoreMismatch, match="has format 2"):
+        opened(tmp_path)
+    assert check(manifest.parent)
+
+
+def test_the_folder_of_another_user(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        path = store.path
+    path.rename(user_folder(tmp_path, "ben"))
+    with pytest.raises(StoreMismatch, match="the memory of 'ana', not of 'ben'"):
+        opened(tmp_path, "ben")
+
+
+# --- several users of one memory -------------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_told_who_writes(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        with pytest.raises(StoreLocked, match=f"process {os.getpid()} on "):
+            opened(tmp_path)
+        say(store, "S1", 1)
+    opened(tmp_path).close()
+
+
+def test_a_second_writer_can_wait(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    threading.Timer(0.2, store.close).start()
+    with opened(tmp_path, wait_seconds=20) as second:
+        assert len(second.sessions()) == 2
+
+
+def test_the_lock_of_another_process(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=samples.hold, args=(str(tmp_path), theirs))
+    child.start()
+    try:
+        assert ours.poll(60)
+        with pytest.raises(StoreLocked, match=f"process {child.pid} on "):
+            opened(tmp_path)
+        assert opened(tmp_path, read_only=True).sessions() == ()
+        child.kill()
+        child.join(20)
+        opened(tmp_path).close()
+    finally:
+        child.kill()
+
+
+def test_a_reader_follows_a_writer(tmp_path: Path) -> None:
+    with filled(tmp_path) as writer:
+        reader = opened(tmp_path, read_only=True)
+        assert not reader.refresh()
+        before = content(reader)
+        for step in range(6):
+            segment = segment_of(say(writer, f"S{step}", 2))
+            encode(writer, segment, [some_record(segment, f"sentence {step}"), some_record(segment, "Ana moved")])
+            if step % 2:
+                assert reader.refresh()
+                assert content(reader) == content(writer)
+            else:
+                assert content(reader) == before
+            before = content(reader)
+        assert not reader.refresh()
+        assert not writer.refresh()
+
+
+def test_a_reader_follows_files_that_were_written_anew(tmp_path: Path) -> None:
+    """As a restored backup does: other lines, not a continuation of those that were read."""
+    with filled(tmp_path) as store:
+        folder = store.path
+    reader = opened(tmp_path, read_only=True)
+    with opened(tmp_path / "other") as other:
+        for _ in range(9):
+            say(other, "S9", 3)
+        expected = content(other)
+    for file in user_folder(tmp_path / "other", "ana").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    assert reader.refresh()
+    assert content(reader) == expected
+
+
+def test_threads_share_a_store(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for _ in range(10):
+                segment = segment_of(say(store, f"S{number}", 2))
+                encode(store, segment, [some_record(segment, f"sentence {number}")])
+                store.search("nodes", unit("Ana"), 5)
+                store.add_usage(USAGE)
+        except BaseException as error:
+            errors.append(error)
+
+    with opened(tmp_path) as store:
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert sorted(len(store.turns(s)) for s in store.sessions()) == [20] * 4
+        assert store.usage() == (USAGE,) * 40
+        assert content(opened(tmp_path, read_only=True)) == content(store)
+
+
+# --- usage -----------------------------------------------------------------------------------------------------------
+
+
+def test_usage_is_logged_by_readers_and_writers(tmp_path: Path) -> None:
+    with filled(tmp_path) as writer:
+        reader = opened(tmp_path, read_only=True)
+        plan = replace(USAGE, purpose="plan")
+        reader.add_usage(plan)
+        writer.add_usage(USAGE)
+        assert reader.usage() == writer.usage() == (plan, USAGE)
+    assert check(user_folder(tmp_path, "ana")) == ()
+
+
+def test_a_half_written_usage_line_is_dropped(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        store.add_usage(USAGE)
+        with (store.path / "usage.jsonl").open("ab") as file:
+            file.write(b'0badcafe {"half')
+        assert store.usage() == (USAGE,)
+        store.add_usage(USAGE)
+        assert store.usage() == (USAGE, USAGE)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+COMMITTED = ("turns.jsonl", "decisions.jsonl", "segments.jsonl", "encodings.jsonl", "nodes.jsonl")
+ROWS = ("turns.f32", "decisions.f32", "records.f32", "nodes.f32")
+
+
+def use(home: Path) -> None:
+    """Open a memory and touch every committed byte of it."""
+    store = opened(home, read_only=True)
+    content(store)
+
+
+@pytest.mark.parametrize("name", [*COMMITTED, *ROWS])
+def test_a_flipped_byte_is_found_and_named(tmp_path: Path, name: str) -> None:
+    with filled(tmp_path) as store:
+        path = store.path / name
+    data = path.read_bytes()
+    for place in {0, 4, 8, 9, len(data) - 1, *range(0, len(data), len(data) // 12)}:
+        flipped = bytearray(data)
+        flipped[place] ^= 0x10
+        path.write_bytes(flipped)
+        with pytest.raises(StoreDamaged, match=name):
+            use(tmp_path)
+        assert any(name in problem for problem in check(path.parent)), place
+    path.write_bytes(data)
+    assert check(path.parent) == ()
+
+
+def test_the_damaged_line_is_named(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        path = store.path / "turns.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"what was said 3 in S1", b"what was sajd 3 in S1"))
+    with pytest.raises(StoreDamaged, match=r"turns\.jsonl, line 6 .* the text of one turn is lost"):
+        opened(tmp_path)
+    assert len(check(path.parent)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "row"), [("turns.f32", 4), ("records.f32", 2), ("nodes.f32", 3), ("decisions.f32", 7)]
+)
+def test_the_damaged_row_is_named(tmp_path: Path, name: str, row: int) -> None:
+    with filled(tmp_path) as store:
+        path = store.path / name
+    data = bytearray(path.read_bytes())
+    data[32 * (row - 1) + 5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreDamaged, match=rf"{name}, row {row} "):
+        use(tmp_path)
+    assert [f"{name}, row {row} " in problem for problem in check(path.parent)] == [True]
+
+
+@pytest.mark.parametrize("name", [*COMMITTED, *ROWS])
+@pytest.mark.parametrize("how", ["missing", "cut", "empty", "swapped"])
+def test_lost_ends_and_moved_parts_are_found(tmp_path: Path, name: str, how: str) -> None:
+    with filled(tmp_path) as store:
+        path = store.path / name
+    data = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "swapped" and name.endswith("f32"):
+        path.write_bytes(data[32:64] + data[:32] + data[64:])
+    elif how == "swapped":
+        lines = data.splitlines(keepends=True)
+        path.write_bytes(b"".join([lines[1], lines[0], *lines[2:]]))
+    else:
+        path.write_bytes(data[:-1] if how == "cut" else b"")
+    with pytest.raises(StoreDamaged, match=name):
+        use(tmp_path)
+    assert any(name in problem for problem in check(path.parent))
+
+
+def test_a_damaged_or_missing_manifest(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        path = store.path / "manifest.json"
+    data = path.read_bytes()
+    for place in range(0, len(data) - 1, 7):
+        flipped = bytearray(data)
+        flipped[place] ^= 0x04
+        path.write_bytes(flipped)
+        with pytest.raises((StoreDamaged, StoreMismatch)):
+            opened(tmp_path)
+        assert len(check(path.parent)) == 1
+    path.unlink()
+    with pytest.raises(StoreDamaged, match=r"manifest\.json is missing"):
+        opened(tmp_path)
+    assert len(check(path.parent)) == 1
+
+
+def test_a_damaged_usage_line(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        store.add_usage(USAGE)
+        path = store.path / "usage.jsonl"
+        path.write_bytes(path.read_bytes().replace(b"sample", b"simple"))
+        with pytest.raises(StoreDamaged, match="line 1"):
+            store.usage()
+        assert len(check(store.path)) == 1
+
+
+def test_graphs_are_saved_on_close_and_may_be_lost(tmp_path: Path) -> None:
+    with opened(tmp_path, exact_below=20) as store:
+        for _ in range(20):
+            segment = segment_of(say(store, "S", 4))
+            encode(store, segment, [some_record(segment, f"{segment.id} {i}", entities=(f"E{i}",)) for i in range(4)])
+        before = content(store)
+    folder = user_folder(tmp_path, "ana")
+    graphs = sorted(p.name for p in folder.glob("*.hnsw*"))
+    assert graphs == [f"{n}.hnsw{end}" for n in ("nodes", "records", "turns") for end in ("", ".rows")]
+    assert check(folder) == ()
+    assert content(opened(tmp_path, exact_below=20, read_only=True)) == before
+    (folder / "turns.hnsw").write_bytes(b"\xff" * 4096)
+    (folder / "records.hnsw").unlink()
+    assert len(check(folder)) == 1
+    with opened(tmp_path, exact_below=20) as store:
+        assert content(store) == before
+        for _ in range(10):
+            say(store, "S", 4)
+        before = content(store)
+    assert content(opened(tmp_path, exact_below=20, read_only=True)) == before
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file of this process grows beyond `size` bytes: the system's own error, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_a_usable_store(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        before, files = content(store), snapshot(store)
+        for size in (0, 100, 700, 1500):
+            with largest_file(size), pytest.raises(StoreError, match="the disk is full"):
+                say(store, "S1", 30)
+            assert content(store) == before
+            assert {**snapshot(store), "manifest.json.tmp": b""} == {**files, "manifest.json.tmp": b""}
+        with largest_file(0), pytest.raises(StoreError, match="the disk is full"):
+            store.add_usage(USAGE)
+        assert store.usage() == ()
+        say(store, "S1", 30)
+        after = content(store)
+    assert content(opened(tmp_path, read_only=True)) == after
+    assert check(user_folder(tmp_path, "ana")) == ()
+
+
+# --- against a model -------------------------------------------------------------------------------------------------
+
+
+class AgainstModel(RuleBasedStateMachine):
+    """Any order of writing, failing, reopening and catching up equals a model made of plain lists and arithmetic.
+
+    The graph threshold is low, so graphs, tails, moved nodes and snapshots take part."""
+
+    home: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.home = self.new_home()
+        self.store = opened(self.home, exact_below=6)
+        self.reader = opened(self.home, exact_below=6, read_only=True)
+        self.turns: dict[str, Vectors] = {}
+        self.records: dict[str, tuple[Record, Vectors]] = {}
+        self.pending: list[str] = []
+
+    new_home = staticmethod(lambda: Path())
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.reader.close()
+
+    @rule(session=st.sampled_from(["a", "b"]), count=st.integers(1, 4))
+    def say(self, session: str, count: int) -> None:
+        turns = say(self.store, session, count)
+        self.turns |= {t.id: unit(t.line)[0] for t in turns}
+        self.pending.append(segment_of(turns).id)
+
+    @precondition(lambda self: self.pending)
+    @rule(
+        texts=st.lists(st.sampled_from(["tea", "rain", "train", "sea"]), max_size=3),
+        kind=st.sampled_from(["fact", "event"]),
+    )
+    def encode(self, texts: list[str], kind: str) -> None:
+        [segment] = [s for s in self.store.segments() if s.id == self.pending[0]]
+        del self.pending[0]
+        records = [some_record(segment, text, kind=kind, entities=(text, "Ana")) for text in texts]
+        encode(self.store, segment, records)
+        for record in records:
+            held = self.records.get(record.id)
+            turns = {*record.turns, *(held[0].turns if held else ())}
+            row = unit(record.embedded_text)[0]
+            self.records[record.id] = replace(record, turns=tuple(sorted(turns))), row
+
+    @rule()
+    def fail(self) -> None:
+        with contextlib.suppress(ZeroDivisionError), self.store.transaction() as tx:
+            tx.add_turns(some_turns("c", 0, 1), unit("c"))
+            _ = 1 / 0
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = opened(self.home, exact_below=6)
+
+    @rule()
+    def catch_up(self) -> None:
+        self.reader.refresh()
+        assert content(self.reader) == content(self.store)
+
+    @invariant()
+    def equals_the_model(self) -> None:
+        assert {r.id: r for r in self.store.records()} == {i: r for i, (r, _) in self.records.items()}
+        assert [s.id for s in self.store.pending()] == self.pending
+        query = unit("query")
+        for field, rows in (
+            ("turns", self.turns),
+            ("records", {i: row for i, (_, row) in self.records.items()}),
+        ):
+            scored = {i: float(row.astype(np.float64) @ query[0].astype(np.float64)) for i, row in rows.items()}
+            expected = sorted(scored, key=lambda i: (-scored[i], i))[:5]
+            assert [h.id for h in self.store.search(field, query, 5)[0]] == expected  # type: ignore[arg-type]  # str
+        for node in self.store.nodes():
+            assert set(node.records) <= self.records.keys()
+
+
+def test_any_sequence_equals_a_model(tmp_path_factory: pytest.TempPathFactory) -> None:
+    class Here(AgainstModel):
+        new_home = staticmethod(lambda: tmp_path_factory.mktemp("model"))
+
+    case = Here.TestCase
+    case.settings = settings(
+        max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    case("runTest").runTest()
