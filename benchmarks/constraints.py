@@ -36,7 +36,8 @@ class _Output(BaseModel):
 def measure(model: Path, engine: str, tokens: int) -> dict[str, Any]:
     """Seconds to compile, tokens decoded, tokens per second (the prompt's evaluation included), for one engine."""
     import outlines
-    from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList
+    from llama_cpp import Llama, LogitsProcessorList
+    from llama_cpp.llama_grammar import LlamaGrammar
     from outlines.backends import get_json_schema_logits_processor
 
     llama = Llama(str(model), n_ctx=2048, n_threads=2, seed=0, verbose=False)
@@ -54,6 +55,7 @@ def measure(model: Path, engine: str, tokens: int) -> dict[str, Any]:
         [{"role": "user", "content": PROMPT}], max_tokens=tokens, temperature=0.0, **constraint
     )
     seconds = time.perf_counter() - began
+    assert isinstance(reply, dict)  # not streamed
     decoded = reply["usage"]["completion_tokens"]
     return {"engine": engine, "compile_s": round(compiled, 2), "tokens": decoded, "per_s": round(decoded / seconds, 1)}
 

@@ -14,18 +14,26 @@ from benchmarks.locomo import Conversation, Question
 from lychee_local import Memory, RecallSettings, Settings
 from lychee_local.types import Evidence
 
-_PLAIN = replace(RecallSettings(), planner="none", windows=False, selection="none")
+# The budget is applied here, by the same estimate for every method, so the product's own is off.
+_FULL = RecallSettings(evidence_tokens=None)
+_PLAIN = replace(_FULL, planner="none", windows=False, selection="none")
+
+
+def _without(channel: str) -> RecallSettings:
+    return replace(_FULL, channels=tuple(c for c in _FULL.channels if c != channel))
+
 
 METHODS: dict[str, RecallSettings] = {
-    "lychee": RecallSettings(),
+    "lychee": _FULL,
     "dense": replace(_PLAIN, channels=("turns",)),
     "records": replace(_PLAIN, channels=("records",)),
-    "no-planner": replace(RecallSettings(), planner="none"),
-    "no-windows": replace(RecallSettings(), windows=False),
-    "no-selection": replace(RecallSettings(), selection="none"),
-    "records-only": replace(RecallSettings(), channels=("records",)),
-    "turns-only": replace(RecallSettings(), channels=("turns",)),
-    "no-nodes": replace(RecallSettings(), channels=("records", "temporal", "turns")),
+    "paper-channels": _without("lexical"),
+    "no-planner": replace(_FULL, planner="none"),
+    "no-windows": replace(_FULL, windows=False),
+    "no-selection": replace(_FULL, selection="none"),
+    "no-records": _without("records"),
+    "no-nodes": _without("nodes"),
+    "no-turns": _without("turns"),
 }
 
 

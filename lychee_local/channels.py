@@ -91,8 +91,12 @@ def recall(
     """Candidates of every route of `plan`, by route id, best field score first, ties by id (lychee-method 5.2 to 5.5).
 
     `vectors` holds the unit vector of every text of `plan.variants(route)`. `settings.channels` names the channels that
-    run; "lexical" needs `words`. Budgets follow from max(k, 15).
+    run; "lexical" uses `words`, or an index made for this call alone. Budgets follow from max(k, 15).
     """
+    if words is None:
+        words = Words()
+        if "lexical" in settings.channels:
+            words.update(store)
     search = _Search(plan, vectors, store, max(k, PLAN_DEPTH), settings, calibration, words)
     return {route.id: search.route(route) for route in plan.routes}
 
@@ -128,7 +132,7 @@ class _Search:
         depth: int,
         settings: RecallSettings,
         calibration: Calibration,
-        words: Words | None,
+        words: Words,
     ) -> None:
         self.plan, self.store, self.settings, self.calibration, self.words = plan, store, settings, calibration, words
         self.strategy = STRATEGIES[plan.question_type]
@@ -195,7 +199,7 @@ class _Search:
     def _records(self, queries: Sequence[str], drafts: dict[str, _Draft]) -> None:
         dense = self._best("records", queries, self.record_budget)
         rankings = [list(dense)]
-        if "lexical" in self.settings.channels and self.words is not None:
+        if "lexical" in self.settings.channels:
             rankings.append([i for i, _ in self.words.records.search(" ".join(queries), self.record_budget)])
         scores = self._fuse(dense, rankings, RECORD_BASE, RECORD_SLOPE)
         self._enter("records", scores, dense, rankings[1:], queries, drafts)
@@ -204,7 +208,7 @@ class _Search:
         everything = self._best("turns", queries, CONTEXT_DEPTH)
         dense = dict(list(everything.items())[: self.turn_budget])
         rankings = [list(dense)]
-        if "lexical" in self.settings.channels and self.words is not None:
+        if "lexical" in self.settings.channels:
             found = dict(self.words.turns.search(" ".join(queries), CONTEXT_DEPTH))
             rankings += [list(found)[: self.turn_budget], self._with_context(found)]
             if everything:
@@ -239,8 +243,8 @@ class _Search:
         """Field scores: the order from reciprocal rank fusion of `rankings`, the values from the vector channel.
 
         The i-th of the fused order receives the i-th highest vector score, so that the field score keeps its scale, and
-        with the vector ranking alone every row keeps its own score. Where the vectors found too few rows, or do not run,
-        the value is r = 60 / (60 + i), scaled to end where they end.
+        with the vector ranking alone every row keeps its own score. Rows beyond those that the vectors found continue
+        from the last one's r as 60 / (60 + i), and from r = 1 where no vectors were searched.
         """
         constant = self.settings.rrf_constant
         fused: dict[str, float] = {}
@@ -336,7 +340,7 @@ def _record_bonus(question_type: QuestionType, record: Record) -> float:
 
 
 def _event_spans(record: Record) -> tuple[DateSpan, ...]:
-    """What a filter is held against: validity completed by the reference date, else the dates, else those in the text."""
+    """What a filter is held against: validity completed by the reference date, else the dates, else the text's."""
     t = record.temporal
     first, last = t.t_valid_from or t.t_ref, t.t_valid_to or t.t_ref
     if (t.t_valid_from or t.t_valid_to) and first and last and first.start <= last.end:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -143,6 +143,44 @@ def where(
         screen.print_json({"name": name, "path": path})
     else:
         screen.out.print(str(path), markup=False)
+
+
+@app.command()
+def add(
+    path: Annotated[Path, typer.Argument(help="A GGUF file, or the folder of an embedder or reranker.")],
+    *,
+    name: Annotated[str, typer.Option("--name", help="What to call it.")],
+    role: Annotated[str | None, typer.Option("--role", help="Of a folder: embedder or reranker.")] = None,
+    licence: Annotated[str, typer.Option("--licence", help="What its licence is called.")] = "unknown",
+    context: Annotated[int | None, typer.Option("--context", help="Tokens, where the model does not say.")] = None,
+    compact: Annotated[bool, typer.Option("--compact", help="A small model: give it the short prompts.")] = False,
+    query_prefix: Annotated[str, typer.Option("--query-prefix", help="What an embedder wants before a question.")] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a card of the same name.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Register a model of your own where it lies."""
+    from lychee_local import cards
+    from lychee_local import pull as pulling
+
+    roles: tuple[cards.ModelRole, ...] = get_args(cards.ModelRole)
+    if role is not None and role not in roles:
+        raise BadInput(f"unknown role {role!r}", hint=f"a model is one of {', '.join(roles)}")
+    card = pulling.add(
+        path,
+        name=name,
+        home=home,
+        role=role,
+        licence=licence,
+        context=context,
+        prompt_style="compact" if compact else "full",
+        query_prefix=query_prefix,
+        replace=replace,
+    )
+    if as_json:
+        screen.print_json(card)
+    else:
+        screen.out.print(f"{card.role} {card.name} is registered", markup=False)
 
 
 # --- fetching --------------------------------------------------------------------------------------------------------

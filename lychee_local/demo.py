@@ -27,6 +27,7 @@ from lychee_local.memory import Memory
 from lychee_local.types import Evidence, Message, Progress
 
 EVIDENCE_SHOWN = 3
+EVIDENCE_TEXT_LINES = 4
 # A question counts as found when every turn that answers it stands among this many items.
 EVIDENCE_COUNTED = 5
 
@@ -160,7 +161,7 @@ class _Records:
 
 
 def _ask(memory: Memory, asked: Question, now: datetime, console: Console, *, answers: bool) -> bool:
-    """Show the answer and its first evidence; True if all the turns that answer it are among the first items."""
+    """Show the answer, its first evidence and the turns that it had to find; True if they are among the first items."""
     _heading(console, asked.question)
     if answers:
         with _busy(console, "reading the evidence"):
@@ -173,13 +174,18 @@ def _ask(memory: Memory, asked: Question, now: datetime, console: Console, *, an
     console.print(Text.assemble(("expected  ", "dim"), asked.expected, (f"  ({asked.tests})", "dim")))
     for note in notes:
         console.print(Text(f"note: {screen.visible(note)}", style="yellow"))
-    for line in screen.evidence_lines(evidence[:EVIDENCE_SHOWN], cited):
+    for line in screen.evidence_lines(evidence[:EVIDENCE_SHOWN], cited, text_lines=EVIDENCE_TEXT_LINES):
         console.print(line)
-    ranks = {ref: rank for ref in asked.evidence if (rank := _rank(ref, evidence)) is not None}
-    missed = [ref for ref in asked.evidence if ref not in ranks]
-    where = [f"{ref} is in item {rank}" for ref, rank in ranks.items()] + [f"{ref} was not found" for ref in missed]
-    console.print(Text(f"source turns: {', '.join(where)}", style="dim"))
-    return not missed and max(ranks.values()) <= EVIDENCE_COUNTED
+    said = {turn.ref: turn for turn in memory.turns()}
+    found_all = True
+    for ref in asked.evidence:
+        rank = _rank(ref, evidence)
+        found_all &= rank is not None and rank <= EVIDENCE_COUNTED
+        place = "is not in the evidence" if rank is None else f"is in item {rank}"
+        console.print(
+            Text.assemble(("source    ", "dim"), screen.one_line(said[ref].line), (f"  ({ref} {place})", "dim"))
+        )
+    return found_all
 
 
 def _rank(ref: str, evidence: Sequence[Evidence]) -> int | None:

@@ -43,7 +43,8 @@ class Engines:
             e = self._embedder
             return EmbedderIdentity(e.name, e.digest, e.dimension, e.calibration)
         card = self._embedder_card
-        assert card is not None
+        # Every embedder's card has both: `cards` refuses one that does not.
+        assert card is not None and card.dimension is not None and card.calibration is not None  # noqa: PT018
         self._path(card)
         return EmbedderIdentity(card.name, cards.digest(card), card.dimension, card.calibration)
 

@@ -1,4 +1,4 @@
-"""Text of others inside a prompt: quoted so that it can neither end its block nor speak in the model's own control words.
+"""Text of others inside a prompt: quoted so that it can neither end its block nor use the model's control words.
 
 This makes injected text inert as markup. That the model does not obey what it reads is asked for by the prompts.
 """

@@ -11,6 +11,7 @@ import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,7 @@ def prompt_tokens(text: str) -> int:
     return int(1.35 * len(text.split()) + unspaced + 12 * (text.count("\n") + 1))
 
 
+@lru_cache(maxsize=65_536)
 def stem(word: str) -> str:
     """A light English stemmer: plural, -ed, -ing, -ly and a final e or doubled letter. Other scripts pass unchanged."""
     if len(word) < 4 or not word.isascii() or not word.isalpha():

@@ -61,6 +61,7 @@ class Memory:
         self._engines = engines
         self._settings = settings
         self._segmenter = Segmenter(settings.segment, store.embedder.calibration)
+        self._words = channels.Words()
         self._replayed: set[str] = set()
         self._lock = threading.RLock()
 
@@ -302,8 +303,16 @@ class Memory:
         queries = plan.embedding_queries(made)
         vectors = dict(zip(queries, self.embed(queries, kind="query"), strict=True))
         budget = max(k or settings.k, 1)
+        with self._lock:
+            self._words.update(self._store)
         by_route = channels.recall(
-            made, vectors, self._store, k=budget, settings=settings, calibration=self._store.embedder.calibration
+            made,
+            vectors,
+            self._store,
+            k=budget,
+            settings=settings,
+            calibration=self._store.embedder.calibration,
+            words=self._words,
         )
         if settings.windows:
             by_route = channels.windows(made, by_route, self._store, k=budget)

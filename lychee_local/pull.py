@@ -74,24 +74,18 @@ def locate(card: Card, home: Path | None = None) -> Path | None:
 
 def verify(card: Card, home: Path | None = None) -> VerifyReport:
     """Reads every byte of the model and compares it with its card. Never raises for what it finds."""
-    folder = model_folder(card, home)
-    entry: Path | None = _entry(card, folder) if folder.is_dir() else None
-    if entry is None:
-        entry = next((Path(s.path) for s in card.sources if isinstance(s, PathSource) and Path(s.path).exists()), None)
-    if entry is None:
-        cached = (_in_hub_cache(card, source) for source in card.sources if isinstance(source, HubSource))
-        entry = next((path for path in cached if path is not None), None)
+    entry = _find(card, home)
     if entry is None:
         return VerifyReport(card.name, None, tuple(FileReport(file.path, "missing") for file in card.files))
-    places = {file.path: entry if card.role == "llm" else entry / file.path for file in card.files}
-    return VerifyReport(card.name, entry, tuple(FileReport(f.path, _state(f, places[f.path])) for f in card.files))
+    reports = tuple(FileReport(file.path, _state(file, _place(card, entry, file))) for file in card.files)
+    return VerifyReport(card.name, entry, reports)
 
 
 def pull(card: Card, home: Path | None = None, *, progress: Progress | None = None) -> Path:
     """Brings the model onto this machine and returns where it lies, as `locate` does.
 
-    A copy that is here already is checked against its hashes; where it is damaged and ours, it is fetched again. The
-    card's sources are tried in order. A download that was interrupted goes on where it stopped: whole parts stay in
+    A copy that is here already is checked against its hashes, unless its files are as they were after the last such
+    check; where it is damaged and ours, it is fetched again. The card's sources are tried in order. A download that was interrupted goes on where it stopped: whole parts stay in
     `<home>/models/.partial`. A second pull of the same model waits for the first. `progress` is called with the bytes
     written so far and the size of the whole model, None where that is not known.
 
@@ -206,20 +200,53 @@ def _in_hub_cache(card: Card, source: HubSource) -> Path | None:
     return main.parents[len(Path(card.files[0].path).parts) - 1]
 
 
+def _find(card: Card, home: Path | None) -> Path | None:
+    """As `locate`, but whatever is there counts."""
+    folder = model_folder(card, home)
+    if folder.is_dir():
+        return _entry(card, folder)
+    for source in card.sources:
+        if isinstance(source, PathSource) and Path(source.path).exists():
+            return Path(source.path)
+        if isinstance(source, HubSource):
+            cached = _in_hub_cache(card, source)
+            if cached is not None:
+                return cached
+    return None
+
+
+def _place(card: Card, entry: Path, file: CardFile) -> Path:
+    return entry if card.role == "llm" else entry / file.path
+
+
 def _intact(card: Card, home: Path | None) -> Path | None:
     """The copy on this machine whose every hash is right, or None. Removes a damaged one of ours, never another's."""
-    report = verify(card, home)
-    if report.path is None:
+    entry = _find(card, home)
+    if entry is None:
         return None
+    receipt = model_folder(card, home).parent / ".checked" / card.name
+    if receipt.is_file() and receipt.read_text() == _as_they_are(card, entry):
+        return entry
+    report = verify(card, home)
     if report.ok:
-        return report.path
-    if report.path.is_relative_to(model_folder(card, home)):
+        receipt.parent.mkdir(exist_ok=True)
+        receipt.write_text(_as_they_are(card, entry))
+        return entry
+    receipt.unlink(missing_ok=True)
+    if entry.is_relative_to(model_folder(card, home)):
         shutil.rmtree(model_folder(card, home))
         return None
     if any(isinstance(source, HubSource | WheelSource) for source in card.sources):
         return None
     bad = next(file for file in report.files if file.state not in ("ok", "no hash known"))
-    raise ModelDamaged(f"{report.path}: {bad.path}: {bad.state}", hint="register it again with `lychee models add`")
+    raise ModelDamaged(f"{entry}: {bad.path}: {bad.state}", hint="register it again with `lychee models add`")
+
+
+def _as_they_are(card: Card, entry: Path) -> str:
+    """What changes when a file is written again: reading gigabytes at every start would be felt."""
+    places = [(file, _place(card, entry, file)) for file in card.files]
+    stats = [(file.sha256, str(path), path.stat() if path.is_file() else None) for file, path in places]
+    return "".join(f"{sha} {name} {s and (s.st_size, s.st_mtime_ns, s.st_ino)}\n" for sha, name, s in stats)
 
 
 # --- what the user has ------------------------------------------------------------------------------------------------

@@ -46,10 +46,10 @@ _OPENING = re.compile(
     re.I,
 )
 _COURTESY = re.compile(
-    r"^(?:hi|hey|hello|bye|goodbye|good (?:morning|night|evening|luck)|thank|thanks|thx|no problem|no worries|you're welcome"
-    r"|take care|see you|talk (?:to you )?(?:soon|later)|have (?:a )?(?:fun|good|great|nice)|congrats|congratulations|wow"
-    r"|awesome|amazing|cool|nice|great|glad|so (?:glad|happy|proud)|good (?:to|for)|sounds|that's|that is|that sounds"
-    r"|what (?:a|an)\b|how (?:cool|nice|awesome)|looks|long time|keep (?:it|up)|let me know|i'm (?:so )?(?:glad|proud|happy) (?:for|of|to hear|that)"
+    r"^(?:hi|hey|hello|bye|goodbye|good (?:morning|night|evening|luck)|thank|thanks|thx|no problem|no worries"
+    r"|you're welcome|take care|see you|talk (?:to you )?(?:soon|later)|have (?:a )?(?:fun|good|great|nice)|congrats"
+    r"|congratulations|wow|awesome|amazing|cool|nice|great|glad|so (?:glad|happy|proud)|good (?:to|for)|sounds"
+    r"|that's|that is|that sounds|what (?:a|an)\b|how (?:cool|nice|awesome)|looks|long time|keep (?:it|up)|let me know"
     r"|i agree|of course|absolutely|definitely|exactly|danke|hallo|gracias|hola|谢谢|你好|再见|ありがとう|こんにちは)(?!\w)",
     re.I,
 )
@@ -57,11 +57,13 @@ _ADVERB = re.compile(
     r"\w+ly|just|never|always|often|also|still|even|ever|already|once|sometimes|usually|finally|recently|now|then|soon|not"
 )
 _PAST = frozenset(
-    "was were had did could would should might must can will may shall went got took made saw said came knew thought felt "
-    "found gave told became left began kept held wrote ran sat met brought bought taught won lost spoke drove ate fell grew "
-    "chose broke built caught drew dreamt slept spent stood swam threw woke wore sang sold sent paid led heard understood "
-    "used forgot forgave hung rode rose shot showed stuck tore flew fought bit blew dug drank froze hid learnt lit meant "
-    "put read hit set let cut hurt quit cost beat spread shut split".split()
+    (
+        "was were had did could would should might must can will may shall went got took made saw said came knew "
+        "thought felt found gave told became left began kept held wrote ran sat met brought bought taught won lost "
+        "spoke drove ate fell grew chose broke built caught drew dreamt slept spent stood swam threw woke wore sang "
+        "sold sent paid led heard understood used forgot forgave hung rode rose shot showed stuck tore flew fought "
+        "bit blew dug drank froze hid learnt lit meant put read hit set let cut hurt quit cost beat spread shut split"
+    ).split()
 )
 _IRREGULAR = {
     "am": "is",
@@ -81,23 +83,28 @@ _FIRST = re.compile(r"\b(?:I|me|my|mine|myself|we|us|our|ours|ourselves)\b")
 _NAME = re.compile(r"\b[A-Z][\w'’&-]*(?:\s+(?:[A-Z][\w'’&-]*|\d+))*")
 _TITLE = re.compile(r"[\"“«「『]([^\"“”«»「」『』]{2,60})[\"”»」』]")
 _CALENDAR = frozenset(
-    "january february march april may june july august september october november december monday tuesday wednesday "
-    "thursday friday saturday sunday i i'm i've i'll i'd ok okay oh wow yes no hey hi thanks yeah".split()
+    (
+        "january february march april may june july august september october november december monday tuesday "
+        "wednesday thursday friday saturday sunday i i'm i've i'll i'd ok okay oh wow yes no hey hi thanks yeah"
+    ).split()
 )
 _LIKING = re.compile(
-    r"\b(?:likes?|loves?|enjoys?|prefers?|favou?rites?|hates?|dislikes?|fan of|passion|passionate|into|adores?|can't stand)\b"
+    r"\b(?:likes?|loves?|enjoys?|prefers?|favou?rites?|hates?|dislikes?|adores?|fan of|passionate about|can't stand)\b"
 )
 _RULE = re.compile(
     r"\b(?:must|allergic|allergy|never eats?|can't eat|not allowed|has to|have to|only if|budget|deadline)\b"
 )
 _COMMON = frozenset(
-    "thing things lot lots time times day days way really great good nice new people bit feel felt feeling make makes made "
-    "making get gets getting going went take took takes taking think thinks thought know knows knew want wants wanted "
-    "need needs look looks looking see seen saw say says said tell told keep kept give gave come came find found try tried "
-    "love loves loved like likes liked enjoy enjoys help helps helped start started last week month year years yesterday "
-    "today tomorrow ago next weekend super pretty totally definitely something anything everything someone shared image "
-    "photo picture sure able best better always never still even though around away back down over much well long "
-    "will would could should they them their theirs themselves that this those these with from what when where been".split()
+    (
+        "thing things lot lots time times day days way really great good nice new people bit feel felt feeling make "
+        "makes made making get gets getting going went take took takes taking think thinks thought know knows knew "
+        "want wants wanted need needs look looks looking see seen saw say says said tell told keep kept give gave "
+        "come came find found try tried love loves loved like likes liked enjoy enjoys help helps helped start "
+        "started last week month year years yesterday today tomorrow ago next weekend super pretty totally definitely "
+        "something anything everything someone shared image photo picture sure able best better always never still "
+        "even though around away back down over much well long will would could should they them their theirs "
+        "themselves that this those these with from what when where been"
+    ).split()
 )
 
 
@@ -182,14 +189,15 @@ def _singular(verb: str) -> str:
 
 
 def entities_in(sentence: str, known: Sequence[str] = ()) -> tuple[str, ...]:
-    """Names in a sentence: the known ones, titles in quotation marks, and capitalised words that do not only begin it."""
+    """Names in a sentence: the known ones, titles in quotation marks, and words capitalised for no other reason."""
     found = [name for name in known if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sentence)]
     if not re.match(r'^[^"]{1,80} said: "', sentence):
         found += _TITLE.findall(sentence)
     starts = {0} | {match.end() for match in re.finditer(r"[.!?:]\s+[\"“]?|[\"“]", sentence)}
     for match in _NAME.finditer(sentence):
         words = match[0].split()
-        if match.start() in starts and (len(words) == 1 or words[0].lower() in STOP_WORDS):
+        rest = " ".join(words[1:])
+        if match.start() in starts and (words[0].lower() in STOP_WORDS or not rest or rest.startswith(tuple(known))):
             words = words[1:]
         while words and words[0].lower().replace("’", "'") in _CALENDAR:
             words = words[1:]
@@ -253,23 +261,26 @@ def slice_of(turn: Turn, segment: Segment) -> str:
     return turn.text if segment.chars is None else turn.text[slice(*segment.chars)]
 
 
-def encode_by_rules(segment: Segment, turns: Sequence[Turn]) -> tuple[Record, ...]:
-    """One record for every substantive sentence of the segment's turns, in order, without repeats."""
+def encode_by_rules(segment: Segment, turns: Sequence[Turn], *, text: str | None = None) -> tuple[Record, ...]:
+    """One record for every substantive sentence of the segment's turns, in order, without repeats.
+
+    `text` narrows a single turn to a part of it.
+    """
     known = unique([turn.speaker for turn in turns if turn.speaker])
     records: dict[str, Record] = {}
     for turn in turns:
-        for sentence in _worth_keeping(turn, slice_of(turn, segment)):
-            text = dates.annotate(sentence, _day(turn))
-            entities = entities_in(text, known)[:MAX_ENTITIES]
+        for sentence in _worth_keeping(turn, slice_of(turn, segment) if text is None else text):
+            dated = dates.annotate(sentence, _day(turn))
+            entities = entities_in(dated, known)[:MAX_ENTITIES]
             record = Record(
                 session=turn.session,
-                text=text,
-                kind=classify(text),
+                text=dated,
+                kind=classify(dated),
                 turns=(turn.index,),
                 segment=segment.id,
                 entities=entities,
-                tags=tags_of(text, entities),
-                temporal=temporal_of(text),
+                tags=tags_of(dated, entities),
+                temporal=temporal_of(dated),
                 role="assistant" if turn.role == "assistant" else "user" if turn.role == "user" else "",
                 speaker=turn.speaker,
                 said=turn.at,

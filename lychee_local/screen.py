@@ -200,19 +200,25 @@ def nodes(found: Sequence[Node]) -> None:
     out.print(table)
 
 
-def evidence_lines(items: Sequence[Evidence], cited: Iterable[str] = ()) -> Iterator[Text]:
-    """Rank, score, when it was said, what dates it is about; the text; where it stands. Cited items are green."""
+def evidence_lines(
+    items: Sequence[Evidence], cited: Iterable[str] = (), *, text_lines: int | None = None
+) -> Iterator[Text]:
+    """Rank, score, when it was said, what dates it is about; the text; where it stands. Cited items are green. Of a
+    text with more than `text_lines` lines the rest is counted."""
     marked = set(cited)
     for rank, item in enumerate(items, 1):
         about = f"  about {', '.join(map(str, item.dates))}" if item.dates else ""
         refs = [r for r in item.refs if not r.startswith(DERIVED_REF)]
         source = f"{item.memory_type or item.kind} from {item.session}, {_places(item.turns)}"
         source += f" ({', '.join(refs)})" if refs else ""
+        text = visible(item.text).splitlines()
+        if text_lines is not None and len(text) > text_lines:
+            text = [*text[:text_lines], f"... and {count(len(text) - text_lines, 'more line')}"]
         yield Text.assemble(
             (f"{rank:3} ", "bold green" if item.id in marked else "bold"),
             f"{item.score:.2f}  ",
             (when(item.said) + about, "cyan"),
-            "\n      " + visible(item.text).replace("\n", "\n      "),
+            "".join(f"\n      {line}" for line in text),
             ("\n      " + visible(source), "dim"),
         )
 

@@ -104,11 +104,11 @@ def make_venv() -> None:
 
 def install(cached: Path | None) -> None:
     """Compiles llama.cpp while pip downloads and installs all the rest, then brings both together."""
+    # The pip of a fresh Python 3.11 resolves this set much more slowly than a current one. An index that has no newer
+    # pip is no reason to stop. Before the build, because that runs in the same pip.
+    run_pip("pip", ["install", "--upgrade", "pip>=25"], None, required=False)
     build = None if cached else native.Build(VENV / "bin" / "python", LOGS / "llama.log")
     try:
-        # pip of a fresh Python 3.11 resolves this set in twice the time of a current one. An index that has no newer
-        # pip is no reason to stop.
-        run_pip("pip", ["install", "--upgrade", "pip>=25"], build, required=False)
         install_torch(build)
         run_pip("packages", ["install", TORCH, *other_requirements()], build)
         wheel = cached or wait_for(build)
@@ -201,6 +201,8 @@ def run_pip(step: str, arguments: list[str], build: native.Build | None, *, requ
         while process.poll() is None:
             time.sleep(0.2)
             now = time.monotonic()
+            if build is not None and build.failed():
+                raise build_failed(build)
             if now - shown >= STATUS_SECONDS:
                 shown = now
                 native_line = f"   llama.cpp: {build.status()}" if build is not None else ""
@@ -226,9 +228,13 @@ def wait_for(build: native.Build | None) -> Path:
             print(f"  [{now - began:4.0f} s] llama.cpp: {build.status()}", flush=True)
     wheel = build.finish()
     if wheel is None:
-        raise SetupFailed(f"llama.cpp could not be built.\n{tail(build.log)}\nThe whole log: {build.log}")
+        raise build_failed(build)
     print(f"  llama.cpp: built in {build.seconds():.0f} s, kept in {wheel.parent}", flush=True)
     return wheel
+
+
+def build_failed(build: native.Build) -> SetupFailed:
+    return SetupFailed(f"llama.cpp could not be built.\n{tail(build.log)}\nThe whole log: {build.log}")
 
 
 def last_line(log: Path) -> str:

@@ -140,6 +140,9 @@ class Build:
         self._ended = self._ended or time.monotonic()
         return False
 
+    def failed(self) -> bool:
+        return not self.running() and self._process.returncode != 0
+
     def seconds(self) -> float:
         return (self._ended or time.monotonic()) - self._began
 

@@ -24,7 +24,8 @@ def unit(*texts: str, dimension: int = EMBEDDER.dimension) -> Vectors:
     for row, text in zip(rows, texts, strict=True):
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
         row[:] = np.random.default_rng(seed).normal(size=dimension)
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    unit_length: Vectors = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return unit_length
 
 
 def opened(home: Path, user: str = "ana", **options: Any) -> Store:

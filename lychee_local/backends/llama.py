@@ -2,7 +2,7 @@
 
 Owns everything native about generation: the file check before native code sees it, the chat template, the reuse of an
 evaluated prefix, the constraint, the decoding loop, the lock, the end. Refuses to sample: the most likely token is
-taken, always, so that the same calls in the same order on a fresh object give the same text.
+taken, always, and the same prompt gives the same text on the same build and number of threads.
 
 The loop is ours because llama-cpp-python applies a logits processor inside a C callback, where an exception is printed
 and forgotten: a broken constraint would go on as free text. Here the processor is an ordinary call, and what it raises
@@ -53,6 +53,9 @@ LOOP_COPIES_COUNTED = 5
 LOOP_PERIOD_MAX = 900
 _LOOP_EVERY = 8  # tokens between two looks: a look costs about 0.2 ms
 
+# A prompt is evaluated, and an evaluated prefix reused, in steps of this many tokens.
+PROMPT_CHUNK = 64
+
 # Formats that a card may name for a file without a template of its own, and llama-cpp-python's functions for them.
 _NAMED_FORMATS = {
     "chatml": "format_chatml",
@@ -93,7 +96,7 @@ _PROOF_TOKENS = 32  # the longest proof has 24 bytes, and a token has at least o
 
 
 class LlamaLLM:
-    """A local instruct model (see `backends.LLM`). Greedy; nothing but the calls themselves changes its output.
+    """A local instruct model (see `backends.LLM`). Greedy: the output depends on the prompt, not on earlier calls.
 
     `context` is lowered to what the model was trained on where that is less. `threads` defaults to the processors this
     process may use. `chat_format` None takes the template inside the file. `proof` is the generation that proved the
@@ -130,6 +133,7 @@ class LlamaLLM:
         self._vocab = self._api.llama_model_get_vocab(llama.model)
         self._lock = threading.RLock()
         self._generating = False
+        self._prompt_held = 0  # tokens of the last prompt that the context still holds
         self.name = name
         self.context = min(context, self._api.llama_model_n_ctx_train(llama.model))
         self.prompt_style: Literal["full", "compact"] = prompt_style
@@ -223,20 +227,30 @@ class LlamaLLM:
 
     def _evaluate_prompt(self, tokens: list[int]) -> int:
         """Evaluate what the context does not hold already; return how many tokens it held."""
-        llama = self._llama
-        held = llama.input_ids[: llama.n_tokens]
-        # The last token is always evaluated: its logits choose the first token of the output.
-        limit = min(len(held), len(tokens) - 1)
-        same = held[:limit] == np.asarray(tokens[:limit], dtype=held.dtype)
-        shared = limit if same.all() else int(np.argmin(same))
-        memory = self._api.llama_get_memory(llama.ctx)
+        shared = self._shared_prefix(tokens)
+        memory = self._api.llama_get_memory(self._llama.ctx)
         if shared == 0 or not self._api.llama_memory_seq_rm(memory, 0, shared, -1):
             # Models with a recurrent state cannot step back: they start over.
-            llama.reset()
+            self._llama.reset()
             shared = 0
-        llama.n_tokens = shared
-        self._evaluate(tokens[shared:])
+        self._llama.n_tokens = self._prompt_held = shared
+        for start in range(shared, len(tokens), PROMPT_CHUNK):
+            self._evaluate(tokens[start : start + PROMPT_CHUNK])
+        self._prompt_held = len(tokens)
         return shared
+
+    def _shared_prefix(self, tokens: list[int]) -> int:
+        """How many tokens to reuse: whole chunks of the last prompt, and never the last token, whose logits are needed.
+
+        Sums of floats differ with the number of tokens that are evaluated together, enough to change a word now and
+        then. With fixed chunks a prompt is always computed in the same steps, whatever was asked before, so its output
+        depends on nothing but the prompt.
+        """
+        limit = min(self._prompt_held, self._llama.n_tokens, len(tokens) - 1)
+        held = self._llama.input_ids[:limit]
+        same = held == np.asarray(tokens[:limit], dtype=held.dtype)
+        common = limit if same.all() else int(np.argmin(same))
+        return common - common % PROMPT_CHUNK
 
     # --- the output ---
 

@@ -116,19 +116,13 @@ class Store:
             if manifest is None:
                 return False
             before = self._log.manifest
-            if all(extent.bytes >= before.files[name].bytes for name, extent in manifest.files.items()):
-                try:
-                    batch = self._read(before.files, manifest)
-                except StoreDamaged:
-                    self._state = None  # rewritten rather than continued: read it all
-                else:
-                    self._state = None
-                    state.apply(batch, _counts(before))
-                    state.feed()
-                    self._log.adopt(manifest)
-                    self._state = state
-            else:
-                self._state = None
+            batch = self._continuation(before, manifest)
+            self._state = None  # read again from the start, unless the next lines succeed
+            if batch is not None:
+                state.apply(batch, _counts(before))
+                self._log.adopt(manifest)
+                self._state = state
+                state.feed()
             self._now()
             return True
 
@@ -372,6 +366,15 @@ class Store:
         if len(state.nodes) > self._exact_below:
             state.node_index().save(self.path / "nodes.hnsw")
 
+    def _continuation(self, before: Manifest, after: Manifest) -> Batch | None:
+        """What was appended from `before` to `after`; None where the files were written anew, as a backup's are."""
+        if any(extent.bytes < before.files[name].bytes for name, extent in after.files.items()):
+            return None
+        try:
+            return self._read(before.files, after)
+        except StoreDamaged:
+            return None  # the new lines do not follow from those that were read; real damage shows when all is read
+
     def _read(self, since: Mapping[str, Extent], manifest: Manifest) -> Batch:
         """Everything committed after `since`, checked. Exchange vectors stay on disk until they are asked for."""
         batch = Batch()
@@ -413,11 +416,11 @@ class Store:
                     try:
                         self._log.commit(batch)
                         state.apply(batch, _counts(before))
-                        state.feed()
                         self._state = state
                     except BaseException:
                         self._state = state if self._log.manifest is before else None
                         raise
+                    state.feed()
         finally:
             self._in_transaction = False
             self._writing.release()

@@ -121,9 +121,10 @@ class _Check:
                 codec.decode(Usage, line)
         except (StoreError, ValueError) as error:
             yield str(error)
-        for graph in sorted(self._folder.glob("*.hnsw")):
+        for side in sorted(self._folder.glob("*.hnsw.rows")):
+            graph = side.with_suffix("")
             if not snapshot_is_sound(graph, self._manifest.embedder.dimension):
-                yield f"{graph} does not match its checksum; it will be built again, nothing is lost"
+                yield f"{graph} is missing or does not match its checksum: it will be built again, nothing is lost"
 
 
 def _reference_problems(

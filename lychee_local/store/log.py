@@ -365,7 +365,9 @@ class Log:
                 whole = _whole_lines(fd, end)
                 if whole < end:  # the last writer was killed in the middle of its line
                     os.ftruncate(fd, whole)
-                os.write(fd, b"%08x %b\n" % (zlib.crc32(payload), payload))
+                view = memoryview(b"%08x %b\n" % (zlib.crc32(payload), payload))
+                while view:
+                    view = view[os.write(fd, view) :]
             finally:
                 os.close(fd)
         except OSError as error:

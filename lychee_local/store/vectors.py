@@ -225,7 +225,7 @@ class VectorIndex:
     # --- the graph ---------------------------------------------------------------------------------------------------
 
     def feed(self) -> None:
-        """Let the graph catch up, twice as fast as rows come in. To be called after `put`, except when a store opens."""
+        """Let the graph catch up, twice as fast as rows come in. Called after `put`, except when a store is opened."""
         self._move(self._owed)
         self._owed = 0
 
@@ -240,6 +240,8 @@ class VectorIndex:
             return
         if self._graph is None:
             self._graph = _new_graph(self._dimension)
+            if self._graph is None:
+                return
             self._graph.init_index(max_elements=2 * self._count, M=LINKS, ef_construction=BUILD_WIDTH, random_seed=SEED)
         stop = min(self._in_graph + rows, self._count)
         if stop > self._graph.get_max_elements():
@@ -271,6 +273,8 @@ class VectorIndex:
             head = json.dumps({**about, "table": zlib.crc32(table)}, sort_keys=True).encode() + b"\n"
             side_draft = draft.with_name(draft.name + ".rows")
             side_draft.write_bytes(head + table)
+            # A graph without its side file counts as none, so a crash between these lines leaves nothing contradictory.
+            _side(path).unlink(missing_ok=True)
             draft.replace(path)
             side_draft.replace(_side(path))
         except (OSError, RuntimeError) as error:
@@ -300,6 +304,8 @@ class VectorIndex:
         held = current >= 0
         held[held] = self._checks(current[held]) == checks[held]
         graph = _new_graph(self._dimension)
+        if graph is None:
+            return False
         graph.load_index(str(path), max_elements=2 * max(covered, self._count))
         if graph.get_current_count() < labels.size:
             return False
@@ -328,12 +334,12 @@ class VectorIndex:
 
 
 def _new_graph(dimension: int) -> Any:
+    """None where hnswlib cannot be imported: every result stays right and gets slower with size, which is better than a
+    large memory that cannot be opened."""
     try:
-        import hnswlib  # only large memories need it, and a broken build of it must not stop small ones
-    except ImportError as error:
-        raise StoreError(
-            "this memory is large enough to need hnswlib, which cannot be imported", hint="pip install hnswlib"
-        ) from error
+        import hnswlib
+    except ImportError:
+        return None
     return hnswlib.Index(space="ip", dim=dimension)
 
 

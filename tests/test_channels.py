@@ -1,0 +1,371 @@
+"""Recall and windows over a real store, with vectors whose cosines can be counted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import date, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lychee_local import channels, lexicon, plan, rank
+from lychee_local.backends.fake import HashEmbedder
+from lychee_local.settings import RecallSettings
+from lychee_local.store import EmbedderIdentity, Store
+from lychee_local.strategy import STRATEGIES, similarity
+from lychee_local.types import (
+    Calibration,
+    Candidate,
+    DateSpan,
+    Plan,
+    QuestionType,
+    Record,
+    Role,
+    Segment,
+    Temporal,
+    TimeRange,
+    Turn,
+)
+
+EMBEDDER = HashEmbedder(4096)  # wide, so that no two words of a test share an axis
+FLAT = Calibration(similarity_floor=0.0)  # r is the cosine itself
+DENSE = RecallSettings(channels=("records", "nodes", "temporal", "turns"))
+SAID = datetime(2023, 7, 3, 13, 36)
+DAY = DateSpan(date(2023, 7, 2), date(2023, 7, 2), "day")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    identity = EmbedderIdentity(EMBEDDER.name, EMBEDDER.digest, EMBEDDER.dimension, FLAT)
+    opened = Store.open(tmp_path, "ana", embedder=identity)
+    yield opened
+    opened.close()
+
+
+def say(store: Store, session: str, *lines: str, roles: Sequence[Role] = (), at: datetime | None = SAID) -> None:
+    """Each line is "Name: words"; the ref of turn i is "session/i"."""
+    turns = []
+    for i, line in enumerate(lines):
+        speaker, _, text = line.partition(": ")
+        role: Role = roles[i] if roles else "user"
+        turns.append(Turn(session, i, text, role, speaker, at, f"{session}/{i}"))
+    with store.transaction() as tx:
+        tx.add_turns(turns, EMBEDDER.embed([t.line for t in turns]))
+
+
+def note(store: Store, *records: Record) -> None:
+    """One segment, finalised and encoded into `records`."""
+    turns = [i for r in records for i in r.turns]
+    segment = Segment(records[0].session, min(turns), max(turns), "session_flush", 10, 1, 1.0)
+    with store.transaction() as tx:
+        tx.add_segments([segment])
+        missing = store.missing_nodes(segment, records)
+        rows = EMBEDDER.embed([text for _, text in missing])
+        nodes = {node.id: row for (node, _), row in zip(missing, rows, strict=True)}
+        tx.add_encoding(segment, records, EMBEDDER.embed([r.embedded_text for r in records]), nodes, "")
+
+
+def found(
+    store: Store, made: Plan, settings: RecallSettings = DENSE, *, k: int = 15, words: channels.Words | None = None
+) -> dict[str, tuple[Candidate, ...]]:
+    texts = plan.embedding_queries(made)
+    vectors = dict(zip(texts, EMBEDDER.embed(texts, kind="query"), strict=True))
+    return channels.recall(made, vectors, store, k=k, settings=settings, calibration=FLAT, words=words)
+
+
+def cosine(a: str, b: str) -> float:
+    one, other = EMBEDDER.embed([a, b])
+    return float(one @ other)
+
+
+def test_similarity_is_the_papers_at_a_floor_of_one_half() -> None:
+    paper = Calibration(similarity_floor=0.5)
+    assert [similarity(c, paper) for c in (0.5, 0.7, 0.9, 1.0, -1.0)] == pytest.approx([0.0, 0.4, 0.8, 1.0, 0.0])
+    assert similarity(float("nan"), paper) == 0.0
+    assert similarity(0.3, FLAT) == pytest.approx(0.3)
+
+
+def test_a_raw_turn_scores_by_its_cosine_and_keeps_its_provenance(store: Store) -> None:
+    say(store, "S1", "Ana: red fish swim", "Ben: rain")
+    (hit, other) = found(store, plan.plan_without("red fish"))["r1"]
+    assert (hit.id, hit.kind, hit.text, hit.turns, hit.speaker) == (
+        "turn:S1:0",
+        "turn",
+        "Ana: red fish swim",
+        (0,),
+        "Ana",
+    )
+    r = 2 / np.sqrt(2 * 4)  # "ana red fish swim" and "red fish" share two words
+    assert hit.similarity == pytest.approx(r)
+    assert hit.field_score == pytest.approx(0.34 + 0.42 * r)
+    assert (hit.channels, hit.queries, hit.routes, hit.said) == (("turns",), ("red fish",), ("r1",), SAID)
+    assert other.field_score == pytest.approx(0.34)
+
+
+def test_records_are_reached_by_vector_and_through_their_nodes(store: Store) -> None:
+    say(store, "S1", "Ana: hello")
+    record = Record("S1", "Ana keeps fish", "fact", (0,), "", ("Ana",), ("pets",), speaker="Ana", said=SAID)
+    record = replace(record, segment="segment:S1:0-0")
+    note(store, record)
+    made = plan.plan_without("fact: Ana keeps fish")
+    by_vector = found(store, made, RecallSettings(channels=("records",)))["r1"]
+    assert [(c.id, c.channels) for c in by_vector] == [(record.id, ("records",))]
+    assert by_vector[0].field_score == pytest.approx(0.30 + 0.30 * 1.0)
+    through = found(store, made, RecallSettings(channels=("nodes",)))["r1"][0]
+    best = max(
+        similarity(hit.cosine, FLAT) * channels.NODE_WEIGHTS[store.node(hit.id).kind]
+        for hit in store.search("nodes", EMBEDDER.embed([made.question]), 50, node_kinds=tuple(channels.NODE_WEIGHTS))[
+            0
+        ]
+    )
+    assert through.field_score == pytest.approx(best)
+    assert (through.similarity, through.channels) == (0.0, ("nodes",))
+    assert through.nodes
+    both = found(store, made)["r1"]
+    assert [c.id for c in both if c.kind == "record"] == [record.id]  # merged, with the maximum of both scores
+    assert both[0].field_score == pytest.approx(0.60)
+    assert set(both[0].channels) == {"records", "nodes"}
+
+
+def test_a_written_date_reaches_records_and_lifts_what_fits(store: Store) -> None:
+    say(store, "S1", "Ana: I moved yesterday", "Ana: nothing")
+    dated = Record("S1", "Ana moved", "event", (0,), "segment:S1:0-1", ("Ana",), (), Temporal(DAY))
+    undated = Record("S1", "Ana rests", "fact", (1,), "segment:S1:0-1", ("Ana",))
+    note(store, dated, undated)
+    when = TimeRange(date(2023, 7, 2), date(2023, 7, 2))
+    made = replace(plan.plan_without("zebra"), when=when)
+    only = found(store, made, RecallSettings(channels=("temporal",)))["r1"]
+    assert {c.id: c.field_score for c in only} == pytest.approx({dated.id: 0.42 + 0.08})
+    turns = found(store, made, RecallSettings(channels=("turns",)))["r1"]
+    assert {c.id: c.field_score for c in turns} == pytest.approx({"turn:S1:0": 0.34 + 0.08, "turn:S1:1": 0.34})
+    said = replace(made, when=TimeRange(SAID.date(), SAID.date()))
+    turns = found(store, said, RecallSettings(channels=("turns",)))["r1"]
+    assert {c.id: c.field_score for c in turns} == pytest.approx({"turn:S1:0": 0.34, "turn:S1:1": 0.34 + 0.04})
+
+
+@pytest.mark.parametrize(
+    ("kind", "record", "bonus"),
+    [
+        ("temporal", {"temporal": Temporal(DAY)}, 0.04),
+        ("temporal", {}, 0.0),
+        ("personalized_advice", {"kind": "preference"}, 0.05),
+        ("aggregate", {"kind": "event"}, 0.03),
+        ("prior_assistant_response", {"role": "assistant"}, 0.08),
+        ("single", {"kind": "event"}, 0.0),
+    ],
+)
+def test_question_types_lift_their_records(
+    store: Store, kind: QuestionType, record: dict[str, object], bonus: float
+) -> None:
+    say(store, "S1", "Ana: hello")
+    plain = Record("S1", "zebra", "fact", (0,), "segment:S1:0-0")
+    note(store, replace(plain, **record))  # type: ignore[arg-type]  # fields of the table above
+    made = replace(plan.plan_without("unrelated"), question_type=kind)
+    (hit,) = found(store, made, RecallSettings(channels=("records",)))["r1"]
+    assert hit.field_score == pytest.approx(0.30 + bonus)
+
+
+def test_the_assistants_turns_count_more_when_its_answer_is_asked_for(store: Store) -> None:
+    say(store, "S1", "Ana: pasta", "Bot: pasta", roles=("user", "assistant"))
+    made = replace(plan.plan_without("unrelated"), question_type="prior_assistant_response")
+    scores = {c.id: c.field_score for c in found(store, made)["r1"]}
+    assert scores == pytest.approx({"turn:S1:0": 0.34 * 1.22 + 0.04, "turn:S1:1": 0.34 * 1.22 + 0.18})
+
+
+def test_each_channel_can_be_switched_off(store: Store) -> None:
+    say(store, "S1", "Ana: red fish")
+    note(store, Record("S1", "Ana has a red fish", "fact", (0,), "segment:S1:0-0", ("Ana",)))
+    made = plan.plan_without("red fish")
+    for names, kinds in ((("turns",), {"turn"}), (("records",), {"record"}), ((), set())):
+        assert {c.kind for c in found(store, made, RecallSettings(channels=names))["r1"]} == kinds
+
+
+def test_words_find_what_vectors_miss_and_only_reorder_scores(store: Store) -> None:
+    say(
+        store,
+        "S1",
+        *(f"Ana: lot of talk number{i}" for i in range(30)),
+        "Ana: the zanzibar trip went well enough we think",
+    )
+    words = channels.Words()
+    words.update(store)
+    made = plan.plan_without("talk of zanzibar")
+    dense = found(store, made)["r1"]
+    mixed = found(store, made, RecallSettings(), words=words)["r1"]
+    assert "turn:S1:30" not in {c.id for c in dense}
+    hit = next(c for c in mixed if c.id == "turn:S1:30")
+    assert "lexical" in hit.channels
+    top = max(c.field_score for c in dense)
+    assert max(c.field_score for c in mixed) == pytest.approx(top)  # the scale is the vectors' own
+    alone = found(store, made, RecallSettings(channels=("lexical",)), words=words)["r1"]
+    assert alone[0].id == "turn:S1:30"
+    assert alone[0].field_score == pytest.approx(0.34 + 0.42 * 60 / 61)
+
+
+def test_words_are_read_once_and_grow_with_the_store(store: Store) -> None:
+    say(store, "S1", "Ana: red fish")
+    words = channels.Words()
+    words.update(store)
+    words.update(store)
+    assert len(words.turns) == 1
+    say(store, "S2", "Ben: blue fish")
+    words.update(store)
+    assert [i for i, _ in words.turns.search("fish", 5)] == ["turn:S1:0", "turn:S2:0"]
+
+
+def test_an_empty_store_yields_an_empty_route(store: Store) -> None:
+    made = plan.plan_without("anything")
+    words = channels.Words()
+    words.update(store)
+    by_route = found(store, made, RecallSettings(), words=words)
+    assert by_route == {"r1": ()}
+    assert channels.windows(made, by_route, store, k=15) == {"r1": ()}
+
+
+def test_recall_is_the_same_twice(store: Store) -> None:
+    say(store, "S1", *(f"Ana: word{i % 3}" for i in range(20)))
+    made = plan.plan_without("word1")
+    assert found(store, made) == found(store, made)
+
+
+# --- windows -----------------------------------------------------------------------------------------------------
+
+
+def test_a_window_replaces_the_turns_inside_it_and_keeps_speakers(store: Store) -> None:
+    say(store, "S1", "Ana: one", "Ben: red fish", "Ana: three", "Ben: four", "Ana: five", "Ben: six")
+    made = plan.plan_without("red fish")
+    by_route = found(store, made)
+    (window, *rest) = channels.windows(made, by_route, store, k=1)["r1"]
+    assert (window.kind, window.id, window.turns) == ("window", "window:S1:0-2", (0, 1, 2))
+    assert window.text == "Ana: one\nBen: red fish\nAna: three"
+    # Turns 0 and 2 were recalled too, so the window stands for more than one hit.
+    assert window.field_score == pytest.approx(by_route["r1"][0].field_score + 0.03)
+    assert (window.speaker, window.said, window.queries) == (None, SAID, ("red fish",))
+    assert {c.id for c in rest} == {"turn:S1:3", "turn:S1:4", "turn:S1:5"}
+
+
+def test_near_windows_are_merged_and_no_turn_is_shown_twice(store: Store) -> None:
+    say(store, "S1", *["Ana: red fish" if i in (2, 6, 20) else f"Ben: filler{i}" for i in range(30)])
+    made = plan.plan_without("red fish")
+    expanded = channels.windows(made, found(store, made), store, k=3)["r1"]
+    assert [c.id for c in expanded if c.kind == "window"] == ["window:S1:1-7", "window:S1:19-21"]
+    shown = [turn for c in expanded for turn in c.turns]
+    assert len(shown) == len(set(shown))
+
+
+def test_a_record_stays_beside_the_window_of_its_source(store: Store) -> None:
+    say(store, "S1", "Ana: zero", "Ana: one", "Ana: two", "Ana: three")
+    record = Record("S1", "Ana has a red fish", "fact", (1,), "segment:S1:0-3", ("Ana",))
+    note(store, record)
+    made = plan.plan_without("red fish")
+    expanded = channels.windows(made, found(store, made, RecallSettings(channels=("records",))), store, k=5)["r1"]
+    assert {c.id for c in expanded} == {record.id, "window:S1:0-2"}
+
+
+def test_routes_share_their_windows(store: Store) -> None:
+    say(store, "S1", "Ana: red fish", "Ben: blue bird", "Ana: end")
+    made = plan.plan_by_rules("Which came first, red fish or blue bird?", speakers=(), now=None)
+    expanded = channels.windows(made, found(store, made), store, k=1)
+    assert {route: [c.id for c in found_] for route, found_ in expanded.items()} == {
+        "r1": ["window:S1:0-2"],
+        "r2": ["window:S1:0-2"],
+    }
+
+
+def test_a_window_over_its_limit_shows_whole_turns_and_says_which(store: Store) -> None:
+    say(store, "S1", "Ana: " + "x" * 2_790, "Ben: red fish", "Ana: red coral")
+    made = plan.plan_without("red fish")
+    (window,) = (c for c in channels.windows(made, found(store, made), store, k=1)["r1"] if c.kind == "window")
+    assert "red fish" in window.text
+    assert len(window.text) <= STRATEGIES["single"].window_chars
+    assert [f"Ana: {'x' * 2_790}" in window.text, 0 in window.turns] in ([False, False], [True, True])
+    assert rank.evidence((window,), store)[0].turns == tuple(f"turn:S1:{i}" for i in window.turns)
+
+
+def test_a_single_turn_of_a_megabyte_is_still_shown(store: Store) -> None:
+    say(store, "S1", "Ana: red fish " + "y" * 1_000_000, "Ben: ok")
+    made = plan.plan_without("red fish")
+    (window,) = channels.windows(made, found(store, made), store, k=5)["r1"]
+    assert 0 in window.turns
+
+
+def test_windows_stop_at_the_token_budget(store: Store) -> None:
+    for i in range(6):
+        say(store, f"S{i}", "Ben: before this", "Ana: red fish", "Ben: after this")
+    made = plan.plan_without("red fish")
+    one = sum(lexicon.prompt_tokens(t.line) for t in store.turns("S0"))
+    expanded = channels.windows(made, found(store, made), store, k=15, tokens=2 * one)["r1"]
+    assert sum(c.kind == "window" for c in expanded) == 2
+
+
+def test_the_assistants_answer_is_found_from_the_question_it_answered(store: Store) -> None:
+    roles: tuple[Role, ...] = ("user", "assistant", "user", "assistant")
+    say(store, "S1", "Ana: dinner with red fish please", "Bot: take the carp", "Ana: thanks", "Bot: bye", roles=roles)
+    made = replace(plan.plan_without("red fish dinner"), question_type="prior_assistant_response")
+    by_route = found(store, made)
+    (window,) = channels.windows(made, by_route, store, k=5)["r1"]
+    assert window.turns == (0, 1, 2, 3)
+    assert "take the carp" in window.text
+    anchor = next(c for c in by_route["r1"] if c.id == "turn:S1:0")
+    assert window.field_score == pytest.approx(min(1.0, anchor.field_score + 0.22 + 0.03))
+
+
+def test_evidence_names_turns_refs_speakers_and_dates(store: Store) -> None:
+    say(store, "S1", "Ana: I moved yesterday", "Ben: nice")
+    made = plan.plan_without("moved")
+    chosen, _ = rank.select(
+        made, channels.windows(made, found(store, made), store, k=5), None, k=5, settings=RecallSettings()
+    )
+    (item,) = rank.evidence(chosen, store)
+    assert (item.turns, item.refs) == (("turn:S1:0", "turn:S1:1"), ("S1/0", "S1/1"))
+    assert (item.dates, item.said, item.session) == ((DAY,), SAID, "S1")
+
+
+# --- words -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("When did Melanie sign up for the classes?", ["melani", "sign", "class"]),
+        ("signed signing signs", ["sign", "sign", "sign"]),
+        ("hobby hobbies", ["hobbi", "hobbi"]),
+        ("make making made", ["mak", "mak", "mad"]),
+        ("ＡＢＣ ２０２３", ["abc", "2023"]),
+        ("我喜欢猫", ["我", "喜", "欢", "猫", "我喜", "喜欢", "欢猫"]),
+        ("हिन्दी", ["हिन्दी"]),
+        ("Ünïcode naïve", ["ünïcode", "naïve"]),
+        ("🤷 -- !!", []),
+        ("of the and", []),
+    ],
+)
+def test_terms(text: str, expected: list[str]) -> None:
+    assert lexicon.terms(text) == expected
+
+
+def test_bm25_counts_as_written_by_hand() -> None:
+    index = lexicon.Lexicon(k1=1.2, b=0.75)
+    index.add(["a", "b"], ["fish fish bird", "bird"])
+    rarity = np.log1p((2 - 1 + 0.5) / (1 + 0.5))
+    norm = 1.2 * (1 - 0.75 + 0.75 * 3 / 2)
+    assert dict(index.search("fish fish", 5)) == pytest.approx({"a": rarity * 2 * 2.2 / (2 + norm)})
+    assert index.search("nothing", 5) == []
+    assert index.search("the of", 5) == []
+    assert index.search("bird", 1)[0][0] == "b"
+
+
+def test_a_chinese_word_of_two_characters_and_of_one_is_found() -> None:
+    index = lexicon.Lexicon()
+    index.add(["a", "b"], ["我昨天去了北京看朋友", "我喜欢猫和狗"])
+    assert [i for i, _ in index.search("北京", 5)] == ["a"]
+    assert [i for i, _ in index.search("猫", 5)] == ["b"]
+
+
+def test_without_an_index_of_words_recall_makes_one(store: Store) -> None:
+    say(store, "S1", "Ana: red fish", "Ben: rain")
+    words = channels.Words()
+    words.update(store)
+    made = plan.plan_without("red fish")
+    assert found(store, made, RecallSettings()) == found(store, made, RecallSettings(), words=words)
