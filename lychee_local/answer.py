@@ -1,4 +1,4 @@
-"""Answering: evidence in, an answer with the evidence it cites out (lychee-method 5.12 and 6).
+"""Answering: evidence in, an answer with the evidence it cites out (docs/method.md 5.12 and 6).
 
 Owns the layout of evidence in a prompt, the answer prompts, and the reading of citation marks. Refuses to search. What
 can be done in code is done before the model reads: relative dates are resolved beside the words that were said, a

@@ -38,7 +38,7 @@ from lychee_local.types import (
 Vector = npt.NDArray[np.float32]
 Field = Literal["turns", "records", "nodes"]
 
-# Lychee-method 5.4. Node weights by kind; the temporal kind is reached through its own channel only.
+# docs/method.md 5.4. Node weights by kind; the temporal kind is reached through its own channel only.
 NODE_WEIGHTS: dict[NodeKind, float] = {"entity": 0.34, "topic": 0.32, "entity_topic": 0.38, "event_frame": 0.42}
 DATE_SCORES: dict[str, float] = {"day": 0.42, "month": 0.28}
 DATE_SCORE_OTHER = 0.34
@@ -88,7 +88,7 @@ def recall(
     calibration: Calibration,
     words: Words | None = None,
 ) -> dict[str, tuple[Candidate, ...]]:
-    """Candidates of every route of `plan`, by route id, best field score first, ties by id (lychee-method 5.2 to 5.5).
+    """Candidates of every route of `plan`, by route id, best field score first, ties by id (docs/method.md 5.2 to 5.5).
 
     `vectors` holds the unit vector of every text of `plan.variants(route)`. `settings.channels` names the channels that
     run; "lexical" uses `words`, or an index made for this call alone. Budgets follow from max(k, 15).
@@ -279,7 +279,7 @@ class _Search:
                 if hit.id in scores:
                     drafts[hit.id].queries.setdefault(query)
 
-    # --- what a draft becomes, with the adjustments of lychee-method 5.5 ---
+    # --- what a draft becomes, with the adjustments of docs/method.md 5.5 ---
 
     def _from_record(self, record: Record, draft: _Draft, when: TimeRange | None) -> Candidate:
         bonus = _record_bonus(self.plan.question_type, record)
@@ -367,7 +367,7 @@ def _any_overlap(when: TimeRange, spans: Iterable[DateSpan]) -> bool:
     return any(when.overlaps(span.start, span.end) for span in spans)
 
 
-# --- local evidence expansion (lychee-method 5.6) --------------------------------------------------------------------
+# --- local evidence expansion (docs/method.md 5.6) --------------------------------------------------------------------
 
 
 def windows(

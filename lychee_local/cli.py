@@ -352,6 +352,21 @@ def stats(*, user: User = "default", home: Home = None, profile: Profile = "lapt
 
 
 @app.command()
+def doctor(*, home: Home = None, profile: Profile = "laptop", as_json: Json = False) -> None:
+    """Try every part on this machine, and say what to do about what fails. Status 1 if the main job cannot run."""
+    from lychee_local import cards
+    from lychee_local import doctor as examination
+
+    report = examination.examine(home or cards.default_home(), profile)
+    if as_json:
+        screen.print_json({"ok": report.ok, "report": report})
+    else:
+        screen.report(report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
 def demo(
     *,
     keep: Annotated[bool, typer.Option("--keep", help='Keep the memory, as the user "demo".')] = False,

@@ -66,7 +66,7 @@ def run(*, profile: str, home: Path | None, no_llm: bool, keep: bool, console: C
             "demo", home=folder, models_home=models_home, profile=profile, llm=None if no_llm else "auto"
         ) as memory,
     ):
-        measured = _tell(memory, console, answers=not no_llm)
+        measured = tell(memory, console, answers=not no_llm)
         used = cards.profile(profile)
         measured["models"] = [m for m in used.models if not (no_llm and m == used.llm)]
         measured["models_folder"] = str(models_home / "models")
@@ -84,7 +84,8 @@ def _place(home: Path, keep: bool) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _tell(memory: Memory, console: Console, *, answers: bool) -> dict[str, object]:
+def tell(memory: Memory, console: Console, *, answers: bool) -> dict[str, object]:
+    """Play the sample into `memory` and ask its questions, with answers or evidence alone; what was measured."""
     messages = sample()
     began = time.perf_counter()
     for session in dict.fromkeys(m.session for m in messages):

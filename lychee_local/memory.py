@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import numpy as np
 
@@ -47,10 +47,12 @@ from lychee_local.types import (
     Usage,
 )
 
+T = TypeVar("T")
 ProgressCallback = Callable[[Progress], None]
 
 # Turns per commit while importing: large enough that fsync does not count, small enough that Ctrl-C costs a second.
 TURNS_PER_COMMIT = 64
+RULES_SEGMENTS_PER_COMMIT = 32
 
 
 class Memory:
@@ -209,18 +211,34 @@ class Memory:
         return list(segments)
 
     def _encode_pending(self, run: _Run) -> None:
+        """Encode what waits, oldest first. An LLM's segments are committed one by one, since each costs it seconds and
+        is context for the next; rules cost nothing, so their texts are embedded and committed many at a time."""
         pending = self._store.pending()
-        for number, segment in enumerate(pending, 1):
-            encoded = self._encode_one(segment)
-            for usage in encoded.usage:
+        if not pending:
+            return
+        done = 0
+        for batch in _chunks(pending, RULES_SEGMENTS_PER_COMMIT if self._engines.llm() is None else 1):
+            encodings = [self._encode_one(segment) for segment in batch]
+            for usage in (u for encoded in encodings for u in encoded.usage):
                 self._store.add_usage(usage)
-            vectors = self.embed([r.embedded_text for r in encoded.records])
-            missing = self._store.missing_nodes(segment, encoded.records)
-            labels = self.embed([text for _, text in missing])
-            with self._store.transaction() as tx:
-                node_vectors = {node.id: row for (node, _), row in zip(missing, labels, strict=True)}
-                tx.add_encoding(segment, encoded.records, vectors, node_vectors, encoded.note)
-            run.encoded(segment, encoded, done=number, total=len(pending))
+            self._commit_encodings(batch, encodings)
+            for segment, encoded in zip(batch, encodings, strict=True):
+                done += 1
+                run.encoded(segment, encoded, done=done, total=len(pending))
+
+    def _commit_encodings(self, segments: Sequence[Segment], encodings: Sequence[Encoded]) -> None:
+        """Embed the records and the nodes they create in one call, and commit everything in one transaction."""
+        pairs = list(zip(segments, encodings, strict=True))
+        labels = {node.id: text for s, e in pairs for node, text in self._store.missing_nodes(s, e.records)}
+        texts = [r.embedded_text for e in encodings for r in e.records]
+        vectors = self.embed([*texts, *labels.values()])
+        node_vectors = dict(zip(labels, vectors[len(texts) :], strict=True))
+        with self._store.transaction() as tx:
+            start = 0
+            for segment, encoded in pairs:
+                end = start + len(encoded.records)
+                tx.add_encoding(segment, encoded.records, vectors[start:end], node_vectors, encoded.note)
+                start = end
 
     def _encode_one(self, segment: Segment) -> Encoded:
         turns = self._store.turns(segment.session)[segment.start : segment.end + 1]
@@ -315,7 +333,7 @@ class Memory:
             words=self._words,
         )
         if settings.windows:
-            by_route = channels.windows(made, by_route, self._store, k=budget)
+            by_route = channels.windows(made, by_route, self._store, k=budget, tokens=settings.evidence_tokens)
         chosen, notes = rank.select(made, by_route, self._engines.reranker(), k=budget, settings=settings)
         note = (made.note,) if made.note else ()
         return Recall(question, rank.evidence(chosen, self._store), made, usage, (*note, *notes))
@@ -440,5 +458,5 @@ class _Run:
         return Remembered(tuple(self._turns), skipped, tuple(self.segments), tuple(self._records), tuple(self._usage))
 
 
-def _chunks(turns: Sequence[Turn], size: int) -> Iterable[Sequence[Turn]]:
-    return (turns[i : i + size] for i in range(0, len(turns), size))
+def _chunks(items: Sequence[T], size: int) -> Iterable[Sequence[T]]:
+    return (items[i : i + size] for i in range(0, len(items), size))

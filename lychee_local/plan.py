@@ -1,4 +1,4 @@
-"""Planning: a question in, a plan out: its type, and the routes of evidence it needs (lychee-method 4).
+"""Planning: a question in, a plan out: its type, and the routes of evidence it needs (docs/method.md 4).
 
 Owns the plan's schema, prompts, repair, and the rules that plan without a model. Refuses to search. A model that
 misbehaves costs the plan, never the question: the fallback searches for the question itself and says why.

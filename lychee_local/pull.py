@@ -85,9 +85,10 @@ def pull(card: Card, home: Path | None = None, *, progress: Progress | None = No
     """Brings the model onto this machine and returns where it lies, as `locate` does.
 
     A copy that is here already is checked against its hashes, unless its files are as they were after the last such
-    check; where it is damaged and ours, it is fetched again. The card's sources are tried in order. A download that was interrupted goes on where it stopped: whole parts stay in
-    `<home>/models/.partial`. A second pull of the same model waits for the first. `progress` is called with the bytes
-    written so far and the size of the whole model, None where that is not known.
+    check; where it is damaged and ours, it is fetched again. The card's sources are tried in order. A download that was
+    interrupted goes on where it stopped: whole parts stay in `<home>/models/.partial`. A second pull of the same model
+    waits for the first. `progress` is called with the bytes written so far and the size of the whole model, None where
+    that is not known.
 
     Raises:
         ModelDamaged: a source gave other bytes than the card says; they have been removed.

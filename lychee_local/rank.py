@@ -1,4 +1,4 @@
-"""Selection: candidates of every route in, the few that are shown out (lychee-method 5.7 to 5.11).
+"""Selection: candidates of every route in, the few that are shown out (docs/method.md 5.7 to 5.11).
 
 Owns reranking, the route score, fusion over routes, coverage, diversity and the budget of raw items. Every step is a
 function of values; `select` is the list of them. Refuses to search and to touch text. Without a reranker, or with one
@@ -22,7 +22,7 @@ from lychee_local.types import Candidate, DateSpan, Evidence, Plan
 
 Routes = Mapping[str, tuple[Candidate, ...]]
 
-# Signature similarity (lychee-method 5.10). The weights sum to 1.
+# Signature similarity (docs/method.md 5.10). The weights sum to 1.
 SAME_SESSION, SAME_ENTITIES, SAME_QUERIES, SAME_NODES, SAME_TURNS, SAME_WORDS = 0.15, 0.20, 0.15, 0.15, 0.10, 0.25
 # Route score (5.8): what agreement between signals adds to a relevance in [0, 1].
 SIMILARITY_BONUS, QUERY_BONUS, QUERY_BONUS_MAX, RERANKED_BONUS = 0.03, 0.01, 0.03, 0.01
@@ -279,7 +279,7 @@ class _Signature:
 def budget(
     chosen: Sequence[Candidate], fused: Sequence[Candidate], k: int, *, ratio: float, floor: float
 ) -> tuple[Candidate, ...]:
-    """Bound the raw items beside records; what they give up goes to the next best records.
+    """Bound the raw items beside records; what they give up goes to the next best records, as far as there are any.
 
     Nothing happens where no record was found: then raw items are all there is.
     """
@@ -297,7 +297,9 @@ def budget(
             kept.append(candidate)
     records = [c for c in chosen if c.kind == "record"]
     others = [c for c in fused if c.kind == "record" and c.id not in {r.id for r in records}]
-    refill = others[: max(0, k - len(kept) - len(records))]
+    # While segments wait to be encoded there are fewer records than places: those go back to the raw items.
+    spare = [c for c in sorted(raw, key=_by_score) if c.score >= minimum and c not in kept]
+    refill = (*others, *spare)[: max(0, k - len(kept) - len(records))]
     return tuple(sorted((*records, *kept, *refill), key=_by_score)[:k])
 
 

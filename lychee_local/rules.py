@@ -8,6 +8,7 @@ grammar stays right; every other sentence is quoted with its speaker, so that no
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import date
 
@@ -25,19 +26,28 @@ __all__ = [
     "substantive",
     "tags_of",
     "temporal_of",
+    "unique",
+    "who",
 ]
 
 MAX_ENTITIES = 3
 # Every pair of entity and tag becomes an indexed node, so one more tag costs three more vectors a record.
 MAX_TAGS = 2
 _MAX_SENTENCE = 400
+# An assistant says much that is worth nothing later; its shorter sentences are offers and courtesies.
+_ASSISTANT_TERMS = 5
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])|\n+")
-_CODE = re.compile(r"```.*?(?:```|\Z)|^\s*\|.*\|\s*$", re.S | re.M)
+_CODE = re.compile(r"```(?:[^`]|`(?!``))*(?:```|\Z)|^[ \t]*\|[^\n]*\|[ \t]*$", re.M)
 _IMAGE = re.compile(r"\[image: ([^\]]{1,300})\]")
 _IMAGE_SEARCH = re.compile(r"\[image(?: search: [^\]]{0,300})?\]")
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
-_BLOB = re.compile(r"\S{120,}")
+_BLOB = re.compile(r"[!-~]{120,}")
 
 _OPENING = re.compile(
     r"^(?:(?:oh|ah|wow|whoa|yeah|yep|yup|yes|no|hey|hi|hello|well|so|and|but|also|btw|by the way|actually|honestly|haha"
@@ -50,20 +60,21 @@ _COURTESY = re.compile(
     r"|you're welcome|take care|see you|talk (?:to you )?(?:soon|later)|have (?:a )?(?:fun|good|great|nice)|congrats"
     r"|congratulations|wow|awesome|amazing|cool|nice|great|glad|so (?:glad|happy|proud)|good (?:to|for)|sounds"
     r"|that's|that is|that sounds|what (?:a|an)\b|how (?:cool|nice|awesome)|looks|long time|keep (?:it|up)|let me know"
-    r"|i agree|of course|absolutely|definitely|exactly|danke|hallo|gracias|hola|谢谢|你好|再见|ありがとう|こんにちは)(?!\w)",
+    r"|i agree|of course|absolutely|definitely|exactly|danke|hallo|gracias|hola"
+    r"|谢谢|你好|再见|ありがとう|こんにちは)(?!\w)",
     re.I,
 )
 _ADVERB = re.compile(
     r"\w+ly|just|never|always|often|also|still|even|ever|already|once|sometimes|usually|finally|recently|now|then|soon|not"
 )
-_PAST = frozenset(
-    (
-        "was were had did could would should might must can will may shall went got took made saw said came knew "
-        "thought felt found gave told became left began kept held wrote ran sat met brought bought taught won lost "
-        "spoke drove ate fell grew chose broke built caught drew dreamt slept spent stood swam threw woke wore sang "
-        "sold sent paid led heard understood used forgot forgave hung rode rose shot showed stuck tore flew fought "
-        "bit blew dug drank froze hid learnt lit meant put read hit set let cut hurt quit cost beat spread shut split"
-    ).split()
+_PAST = _words(
+    """
+    was were had did could would should might must can will may shall went got took made saw said came knew thought
+    felt found gave told became left began kept held wrote ran sat met brought bought taught won lost spoke drove ate
+    fell grew chose broke built caught drew dreamt slept spent stood swam threw woke wore sang sold sent paid led
+    heard understood used forgot forgave hung rode rose shot showed stuck tore flew fought bit blew dug drank froze
+    hid learnt lit meant put read hit set let cut hurt quit cost beat spread shut split
+    """
 )
 _IRREGULAR = {
     "am": "is",
@@ -74,19 +85,20 @@ _IRREGULAR = {
     "haven't": "hasn't",
     "was": "was",
 }
+_NO_VERBS = _words("and or but if in on at to for with as of by from the a an is are who that too both all")
 _CONTRACTED = {"'m": "is", "'ve": "has", "'ll": "will", "'d": "would"}
-_I = re.compile(r"\b(I)(['’](?:m|ve|ll|d))?\b((?:\s+(?:" + _ADVERB.pattern + r"))*)(\s+[A-Za-z]+(?:n['’]t)?)?")
+_I = re.compile(r"\b(I)(['’](?:m|ve|ll|d))?\b((?:\s+(?:" + _ADVERB.pattern + r"))*)(\s+[A-Za-z]+(?:['’]t)?)?")
 _THEY = {"am": "are", "was": "were", "'m": "are", "'ve": "have", "'ll": "will", "'d": "would"}
 _OTHERS = re.compile(r"\b(?:we|us|our|ours|let's|lets|you|your|yours|y'all)\b|['’]s\s+(?:go|do)\b", re.I)
 _OWN = {"my": "their", "mine": "theirs", "me": "them", "myself": "themselves"}
-_FIRST = re.compile(r"\b(?:I|me|my|mine|myself|we|us|our|ours|ourselves)\b")
+_FIRST = re.compile(r"\b(?:I|[Mm]e|[Mm]y|[Mm]ine|[Mm]yself)\b")
 _NAME = re.compile(r"\b[A-Z][\w'’&-]*(?:\s+(?:[A-Z][\w'’&-]*|\d+))*")
 _TITLE = re.compile(r"[\"“«「『]([^\"“”«»「」『』]{2,60})[\"”»」』]")
-_CALENDAR = frozenset(
-    (
-        "january february march april may june july august september october november december monday tuesday "
-        "wednesday thursday friday saturday sunday i i'm i've i'll i'd ok okay oh wow yes no hey hi thanks yeah"
-    ).split()
+_CALENDAR = _words(
+    """
+    january february march april may june july august september october november december monday tuesday wednesday
+    thursday friday saturday sunday i i'm i've i'll i'd ok okay oh wow yes no hey hi thanks yeah
+    """
 )
 _LIKING = re.compile(
     r"\b(?:likes?|loves?|enjoys?|prefers?|favou?rites?|hates?|dislikes?|adores?|fan of|passionate about|can't stand)\b"
@@ -94,17 +106,17 @@ _LIKING = re.compile(
 _RULE = re.compile(
     r"\b(?:must|allergic|allergy|never eats?|can't eat|not allowed|has to|have to|only if|budget|deadline)\b"
 )
-_COMMON = frozenset(
-    (
-        "thing things lot lots time times day days way really great good nice new people bit feel felt feeling make "
-        "makes made making get gets getting going went take took takes taking think thinks thought know knows knew "
-        "want wants wanted need needs look looks looking see seen saw say says said tell told keep kept give gave "
-        "come came find found try tried love loves loved like likes liked enjoy enjoys help helps helped start "
-        "started last week month year years yesterday today tomorrow ago next weekend super pretty totally definitely "
-        "something anything everything someone shared image photo picture sure able best better always never still "
-        "even though around away back down over much well long will would could should they them their theirs "
-        "themselves that this those these with from what when where been"
-    ).split()
+_COMMON = _words(
+    """
+    thing things lot lots time times day days way really great good nice new people bit feel felt feeling make makes
+    made making get gets getting going went take took takes taking think thinks thought know knows knew want wants
+    wanted need needs look looks looking see seen saw say says said tell told keep kept give gave come came find found
+    try tried love loves loved like likes liked enjoy enjoys help helps helped start started last week month year
+    years yesterday today tomorrow ago next weekend super pretty totally definitely something anything everything
+    someone shared image photo picture sure able best better always never still even though around away back down over
+    much well long will would could should they them their theirs themselves that this those these with from what when
+    where been
+    """
 )
 
 
@@ -115,9 +127,7 @@ def sentences(text: str) -> Iterator[str]:
     """The sentences of a text in any script, without code blocks, tables and unbroken runs of characters."""
     text = _BLOB.sub(" ", _IMAGE_SEARCH.sub("", _CODE.sub("\n", text)))
     for part in _SENTENCE_END.split(text):
-        sentence = " ".join(part.split())
-        if sentence:
-            yield sentence[:_MAX_SENTENCE]
+        yield from textwrap.wrap(" ".join(part.split()), _MAX_SENTENCE, break_on_hyphens=False)
 
 
 def substantive(sentence: str) -> bool:
@@ -149,7 +159,7 @@ def _third_person(sentence: str, speaker: str) -> str:
         nonlocal named
         contraction = (match[2] or "").lower().replace("’", "'")
         adverbs, verb = match[3] or "", (match[4] or "").strip()
-        if named:
+        if named or sentence[: first + match.start()].endswith("and "):
             word = _THEY.get(contraction) or _THEY.get(verb, verb)
         else:
             word = _CONTRACTED.get(contraction) or (_singular(verb) if verb else "")
@@ -178,11 +188,16 @@ def _singular(verb: str) -> str:
     low = verb.lower().replace("’", "'")
     if low in _IRREGULAR:
         return _IRREGULAR[low]
-    if low in _PAST or low.endswith(("ed", "n't")) or not low.isalpha() or low in STOP_WORDS:
+    if low in _PAST or low.endswith(("ed", "n't")) or not low.isalpha() or low in _NO_VERBS:
         return verb
     if low.endswith(("s", "sh", "ch", "x", "z", "o")):
         return verb + "es"
     return verb[:-1] + "ies" if low.endswith("y") and low[-2:-1] not in "aeiou" else verb + "s"
+
+
+def who(turn: Turn) -> str:
+    """The speaker of a turn as a sentence names them."""
+    return turn.speaker or f"The {turn.role}"
 
 
 # --- what a sentence is about -----------------------------------------------------------------------------------------
@@ -191,15 +206,16 @@ def _singular(verb: str) -> str:
 def entities_in(sentence: str, known: Sequence[str] = ()) -> tuple[str, ...]:
     """Names in a sentence: the known ones, titles in quotation marks, and words capitalised for no other reason."""
     found = [name for name in known if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sentence)]
-    if not re.match(r'^[^"]{1,80} said: "', sentence):
+    if not re.match(r'[^"]{1,80} said: "', sentence):
         found += _TITLE.findall(sentence)
+        sentence = _TITLE.sub(" . ", sentence)
     starts = {0} | {match.end() for match in re.finditer(r"[.!?:]\s+[\"“]?|[\"“]", sentence)}
     for match in _NAME.finditer(sentence):
         words = match[0].split()
         rest = " ".join(words[1:])
         if match.start() in starts and (words[0].lower() in STOP_WORDS or not rest or rest.startswith(tuple(known))):
             words = words[1:]
-        while words and words[0].lower().replace("’", "'") in _CALENDAR:
+        while words and (words[0].isdigit() or words[0].lower().replace("’", "'") in _CALENDAR):
             words = words[1:]
         name = " ".join(words).removesuffix("'s").removesuffix("’s")
         if len(name) > 1 and name.split()[-1].lower() not in _CALENDAR:
@@ -291,11 +307,14 @@ def encode_by_rules(segment: Segment, turns: Sequence[Turn], *, text: str | None
 
 
 def _worth_keeping(turn: Turn, text: str) -> Iterator[str]:
-    for sentence in sentences(text):
+    if turn.role in ("system", "tool"):
+        return  # what a program wrote is searchable as a turn, but nobody said it
+    name = who(turn)
+    for sentence in sentences(text.removeprefix(f"{turn.name}: ")):
         if image := _IMAGE.fullmatch(sentence):
-            yield f"{turn.name} shared an image: {image[1]}"
-        elif substantive(sentence):
-            yield by_name(sentence, turn.name)
+            yield f"{name} shared an image: {image[1]}"
+        elif substantive(sentence) and (turn.role == "user" or len(set(terms(sentence))) >= _ASSISTANT_TERMS):
+            yield by_name(sentence, name)
 
 
 def _day(turn: Turn) -> date | None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn
@@ -39,6 +40,9 @@ from lychee_local.types import (
     Stats,
     Turn,
 )
+
+if TYPE_CHECKING:
+    from lychee_local.doctor import Report
 
 # soft_wrap leaves the folding of long lines to the terminal, and a pipe gets each line, and each row of a table, whole.
 out = Console(soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
@@ -311,6 +315,20 @@ def stats(held: Stats) -> None:
             f"{number(spent.output_tokens)} out, {duration(spent.seconds)}",
         )
     out.print(table)
+
+
+def report(found: Report) -> None:
+    """A doctor's report: each check, and below it what to do."""
+    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    for name, state, detail, hint in found.as_rows():
+        out.print(Text.assemble((f"{state:5}", styles[state]), (f"{name:16}", "bold"), visible(detail)))
+        if hint:
+            out.print(Text.assemble(" " * 21, ("do this: ", "bold"), visible(hint)))
+    out.print()
+    verdict = (
+        "everything that remembering and answering needs works here" if found.ok else "the main job cannot run yet"
+    )
+    out.print(Text(f"profile {found.profile}: {verdict}", style="bold"))
 
 
 def pairs(rows: dict[str, str]) -> Table:

@@ -1,4 +1,4 @@
-"""Every tunable, with its reason. Defaults are the paper's (lychee-method, cited as "2608.12990") unless a comment
+"""Every tunable, with its reason. Defaults are the paper's (docs/method.md cited as "2608.12990") unless a comment
 says otherwise; a value chosen by our own measurement names its entry in benchmarks/LOG.md."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RecallSettings:
     # "auto": `ask` plans with the LLM, which it needs anyway; `recall` plans by rules, so that it answers at once and
     # works where no LLM does.
     planner: Literal["auto", "llm", "rules", "none"] = "auto"
-    # The paper's four channels, and words: BM25 finds what a small embedder misses, and rank fusion of both beats either.
+    # The paper's four channels, and words: BM25 finds what a small embedder misses; fusing both ranks beats either.
     channels: tuple[str, ...] = ("records", "nodes", "temporal", "turns", "lexical")
     selection: Literal["full", "none"] = "full"
     windows: bool = True
@@ -74,8 +74,8 @@ class RecallSettings:
     weight_signature: float = 0.25
     plan_output_tokens: int = 512
     answer_output_tokens: int = 256
-    # What the shown evidence may cost in a prompt, in tokens; None leaves the number of items as the only limit, as in the
-    # paper. Prompt tokens are seconds on a CPU.
+    # What the shown evidence may cost in a prompt, in tokens; None leaves the number of items as the only limit, as in
+    # the paper. Prompt tokens are seconds on a CPU.
     evidence_tokens: int | None = 1_800
     evidence_order: Literal["relevance", "time"] = "relevance"
 

@@ -9,7 +9,7 @@ from lychee_local.types import Calibration, QuestionType
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One column of lychee-method 5.1. The raw source weight is 1.0 in every column and therefore left out.
+    """One column of docs/method.md 5.1. The raw source weight is 1.0 in every column and therefore left out.
 
     `node`, `record`, `turn` multiply the channel budgets; `turn_factor` and the two bonuses shape a raw turn's score;
     `raw_ratio` and `raw_floor` bound the share of raw items beside records; the rest describes source windows.

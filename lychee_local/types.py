@@ -167,7 +167,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What the boundary decision saw (lychee-method 1.4). `surprise` and `drop` are 1 - cosine scales."""
+    """What the boundary decision saw (docs/method.md 1.4). `surprise` and `drop` are 1 - cosine scales."""
 
     surprise: float
     drop: float
@@ -282,7 +282,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a question is searched (lychee-method 4.2). `source` says who made it; `note` why a fallback was taken."""
+    """How a question is searched (docs/method.md 4.2). `source` says who made it; `note` why a fallback was taken."""
 
     question: str
     question_type: QuestionType
@@ -296,7 +296,7 @@ class Plan:
     note: str = ""
 
     def variants(self, route: Route) -> tuple[str, ...]:
-        """The texts that are searched for a route (lychee-method 5.3): question, goal, queries; at most eight.
+        """The texts that are searched for a route (docs/method.md 5.3): question, goal, queries; at most eight.
 
         Constraints are left out on purpose: as queries they flood the pool with everything about one name.
         """
@@ -314,7 +314,7 @@ CandidateKind = Literal["record", "turn", "window"]
 class Candidate:
     """Something recalled for one route, with everything later stages need to rank and show it.
 
-    Scales: `field_score` is the channel score f of lychee-method 5.4 in [0, 1]; `similarity` is the calibrated r in
+    Scales: `field_score` is the channel score f of docs/method.md 5.4 in [0, 1]; `similarity` is the calibrated r in
     [0, 1]; `relevance` is the reranker's in [0, 1] or None; `score` is the route-level s (5.8), `fused` s_final (5.9).
     """
 
@@ -401,7 +401,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Where an embedder's cosines lie (local-models 4): the segmenter's and the similarity's constants for it.
+    """Where an embedder's cosines lie (docs/method.md 1.4): the segmenter's and the similarity's constants for it.
 
     surprise z = (s - surprise_centre) / surprise_scale; cohesion signal = drop / cohesion_scale;
     similarity r = clip((cos - floor) / (1 - floor), 0, 1), which with floor 0.5 is the paper's clip(2 cos - 1, 0, 1).
@@ -456,7 +456,7 @@ class Spent:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """What one user's memory holds and what it cost. `pending` counts finished segments without records yet;
-    `construction_tokens` and `query_tokens` follow lychee-method 7.3: input plus output of every generative call."""
+    `construction_tokens` and `query_tokens` follow docs/method.md 7.3: input plus output of every generative call."""
 
     user: str
     folder: str

@@ -24,8 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from lychee_local import cards
 from lychee_local.backends import LLM, Embedder, Reranker
 from lychee_local.backends.bge import CrossEncoder, SentenceEmbedder
+from lychee_local.backends.constraint import constraint_schema
 from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, OverlapReranker
-from lychee_local.backends.llama import LlamaLLM, constraint_schema, is_looping
+from lychee_local.backends.llama import PROMPT_CHUNK, LlamaLLM, is_looping
 from lychee_local.backends.load import load_embedder, load_llm
 from lychee_local.errors import (
     BadInput,
@@ -62,7 +63,7 @@ def _fake_reply(call: FakeCall) -> str:
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_path: Path) -> Iterator[LlamaLLM]:
-    llm = LlamaLLM(smollm2_path, name="smollm2", context=1024, threads=2)
+    llm = LlamaLLM(smollm2_path, name="smollm2", context=1024, threads=1)
     yield llm
     llm.close()
 
@@ -181,7 +182,7 @@ def test_a_constraint_that_is_silently_without_effect_fails_at_load(
 
     monkeypatch.setattr(llguidance.numpy, "apply_token_bitmask_inplace", lambda logits, mask: None)
     with pytest.raises(ConstraintNotApplied, match="does not hold"):
-        LlamaLLM(smollm2_path, name="smollm2", context=256)
+        LlamaLLM(smollm2_path, name="smollm2", context=256, threads=1)
 
 
 @pytest.mark.model
@@ -190,7 +191,7 @@ def test_a_constraint_engine_that_breaks_while_generating_is_an_error_not_free_t
 ) -> None:
     import llguidance.numpy
 
-    llm = LlamaLLM(smollm2_path, name="smollm2", context=256)
+    llm = LlamaLLM(smollm2_path, name="smollm2", context=256, threads=1)
 
     def missing(*_: object) -> None:
         raise ImportError("No module named 'numba'")
@@ -204,7 +205,7 @@ def test_a_constraint_engine_that_breaks_while_generating_is_an_error_not_free_t
 @pytest.mark.model
 def test_a_schema_the_engine_cannot_express_is_an_error(smollm2: LlamaLLM) -> None:
     class Odd(BaseModel):
-        word: str = Field(pattern=r"^(?=a)b$")
+        word: str = Field(json_schema_extra={"if": {"minLength": 3}})
 
     with pytest.raises(ConstraintNotApplied):
         smollm2.complete(POEM, purpose="encode", max_tokens=16, schema=Odd)
@@ -244,16 +245,31 @@ def test_a_shared_prefix_is_reused_and_reported(smollm2: LlamaLLM) -> None:
     first, second = ([rules, ChatMessage("user", text)] for text in ("Ana lives in Lisbon.", "Bo plays the trumpet."))
     smollm2.complete(first, purpose="encode", max_tokens=4)
     reused = smollm2.complete(second, purpose="encode", max_tokens=4).usage
-    assert smollm2.count([rules]) - 8 <= reused.cached_tokens < reused.prompt_tokens
-    again = smollm2.complete(second, purpose="encode", max_tokens=4).usage
-    assert again.cached_tokens == again.prompt_tokens - 1
+    assert smollm2.count([rules]) - 8 - PROMPT_CHUNK <= reused.cached_tokens < reused.prompt_tokens
+
+
+@pytest.mark.model
+def test_an_output_does_not_depend_on_what_was_asked_before(smollm2: LlamaLLM) -> None:
+    rules = ChatMessage("system", "You extract facts. " * 20)
+    prompts = [[rules, ChatMessage("user", text)] for text in ("Ana lives in Lisbon.", "Bo plays the trumpet. " * 9)]
+    texts: list[set[str]] = [set(), set()]
+    cached = set()
+    for which in (0, 1, 1, 0, 0, 1):
+        if which == 0:
+            smollm2.complete(QUESTION, purpose="plan", max_tokens=3)
+        completion = smollm2.complete(prompts[which], purpose="encode", max_tokens=16)
+        texts[which].add(completion.text)
+        cached.add(completion.usage.cached_tokens)
+    assert [len(each) for each in texts] == [1, 1]
+    assert 0 in cached
+    assert len(cached) > 1
 
 
 @pytest.mark.model
 def test_the_same_calls_on_a_fresh_object_give_the_same_text(smollm2_path: Path) -> None:
     runs = []
     for _ in range(2):
-        llm = LlamaLLM(smollm2_path, name="smollm2", context=512, threads=2)
+        llm = LlamaLLM(smollm2_path, name="smollm2", context=512, threads=1)
         runs.append(
             [
                 llm.complete(QUESTION, purpose="plan", max_tokens=24).text,
@@ -298,13 +314,12 @@ def test_an_interrupt_passes_through_and_leaves_the_model_usable(smollm2: LlamaL
 
 @pytest.mark.model
 def test_a_listener_must_not_call_the_model_it_listens_to(smollm2: LlamaLLM) -> None:
-    with pytest.raises(ModelError, match="is generating"):
-        smollm2.complete(
-            POEM,
-            purpose="answer",
-            max_tokens=8,
-            on_text=lambda _: str(smollm2.complete(POEM, purpose="answer", max_tokens=1)),
-        )
+    def call_back(_: str) -> None:
+        smollm2.complete(POEM, purpose="answer", max_tokens=1)
+
+    for listener in (call_back, lambda _: smollm2.close()):
+        with pytest.raises(ModelError, match="is generating"):
+            smollm2.complete(POEM, purpose="answer", max_tokens=8, on_text=listener)
 
 
 @pytest.mark.model
@@ -340,7 +355,7 @@ def test_a_small_model_that_goes_in_circles_is_stopped(smollm2: LlamaLLM) -> Non
 
 @pytest.mark.model
 def test_a_closed_model_says_so_and_can_be_closed_again(smollm2_path: Path) -> None:
-    llm = LlamaLLM(smollm2_path, name="smollm2", context=256)
+    llm = LlamaLLM(smollm2_path, name="smollm2", context=256, threads=1)
     llm.close()
     llm.close()
     with pytest.raises(ModelError, match="closed"):
@@ -350,10 +365,11 @@ def test_a_closed_model_says_so_and_can_be_closed_again(smollm2_path: Path) -> N
 
 
 @pytest.mark.model
-def test_a_process_that_closes_nothing_ends_silently(smollm2_path: Path) -> None:
+def test_a_process_that_closes_nothing_ends_silently_and_needs_no_numba(smollm2_path: Path) -> None:
     script = (
+        "import sys; sys.modules['numba'] = None\n"
         "from lychee_local.backends.llama import LlamaLLM; from lychee_local.types import ChatMessage\n"
-        f"llm = LlamaLLM({str(smollm2_path)!r}, name='s', context=256)\n"
+        f"llm = LlamaLLM({str(smollm2_path)!r}, name='s', context=256, threads=1)\n"
         "llm.complete([ChatMessage('user', 'Hello')], purpose='answer', max_tokens=4)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
@@ -362,18 +378,19 @@ def test_a_process_that_closes_nothing_ends_silently(smollm2_path: Path) -> None
 
 @pytest.mark.model
 def test_the_context_is_no_longer_than_the_model_was_trained_for(smollm2_path: Path) -> None:
-    llm = load_llm(cards.card("smollm2-135m"), smollm2_path, context=512)
+    llm = load_llm(cards.card("smollm2-135m"), smollm2_path, context=512, threads=1)
     assert (llm.name, llm.context) == ("smollm2-135m", 512)
     llm.close()
 
 
 @pytest.mark.model
 def test_a_named_chat_format_replaces_the_files_own(smollm2_path: Path) -> None:
-    llm = LlamaLLM(smollm2_path, name="smollm2", context=256, chat_format="chatml")
-    assert llm.count(POEM) > 8
+    llm = LlamaLLM(smollm2_path, name="smollm2", context=256, threads=1, chat_format="gemma")
+    # Gemma's format has no system role; what the system says must reach the model all the same.
+    assert llm.count([ChatMessage("system", "You are brief."), *POEM]) >= llm.count(POEM) + 4
     llm.close()
     with pytest.raises(BadInput, match="martian"):
-        LlamaLLM(smollm2_path, name="smollm2", context=256, chat_format="martian")
+        LlamaLLM(smollm2_path, name="smollm2", context=256, threads=1, chat_format="martian")
 
 
 @pytest.mark.parametrize(
@@ -528,7 +545,7 @@ def _tiny_tokenizer(folder: Path, family: Literal["bert", "xlm-roberta"]) -> int
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{start} $A {end}", pair=pair, special_tokens=[(mark, vocabulary[mark]) for mark in (start, end)]
     )
-    PreTrainedTokenizerFast(
+    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers ships half its types
         tokenizer_object=tokenizer,
         unk_token=unknown,
         pad_token=pad,

@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from lychee_local import cards, cli
+from lychee_local import cards, cli, demo
+from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, Reply
+from lychee_local.memory import Memory
 
 ENGINES = {"torch", "llama_cpp", "outlines", "sentence_transformers", "FlagEmbedding", "transformers", "httpx"}
 SAMPLE = str(resources.files("lychee_local") / "samples" / "everyday.jsonl")
@@ -162,6 +165,26 @@ def test_models_are_listed_shown_and_missed(lychee: Lychee) -> None:
     assert lychee("models", "list").out.count("smollm2-135m") == 2
 
 
+def test_the_demo_shows_answers_beside_what_was_expected_and_counts_their_tokens(tmp_path: Path) -> None:
+    def reply(call: FakeCall) -> Reply:
+        return "At the map museum [1]." if call.schema is None else ("{", "length")
+
+    written = io.StringIO()
+    with Memory.open("demo", home=tmp_path, llm=FakeLLM(reply), embedder=HashEmbedder(256), reranker=None) as memory:
+        measured = demo.tell(memory, Console(file=written, width=200), answers=True)
+        assert measured["turns"] == len(memory.turns()) == 64
+        assert measured["segments"] == len(memory.segments())
+        spent = [u for u in memory.usage() if u.purpose in ("plan", "answer")]
+        tokens = sum(u.prompt_tokens + u.output_tokens for u in spent)
+        assert measured["query_tokens_per_question"] == round(tokens / 4)
+        encoding = [u.prompt_tokens + u.output_tokens for u in memory.usage() if u.purpose == "encode"]
+        assert measured["construction_tokens"] == sum(encoding) > 0
+    shown = written.getvalue()
+    assert shown.count("answer    At the map museum") == 4
+    assert "expected  On Saturday, 9 March 2024." in shown
+    assert "source    Felix: Noor, meet Biscuit" in shown
+
+
 # --- the job, with real models ---------------------------------------------------------------------------------------
 
 
@@ -244,6 +267,17 @@ def test_a_user_name_never_leaves_its_folder(lychee: Lychee, models: Path, user:
     assert done.code in (2, 3)
     assert done.err.startswith("error: ")
     assert sorted(p.name for p in models.parent.iterdir()) == before
+
+
+@pytest.mark.model
+def test_a_memory_that_is_not_there_or_cannot_be_made_is_a_clear_error(lychee: Lychee, models: Path) -> None:
+    done = lychee("recall", "who?", "--user", "nobody")
+    assert (done.code, done.out) == (3, "")
+    assert not (models / "users").exists()
+    (models / "users").write_text("not a folder")
+    done = lychee("remember", "--text", "hi", "--no-llm")
+    assert (done.code, done.out) == (3, "")
+    assert done.err.startswith("error: ")
 
 
 @pytest.mark.model

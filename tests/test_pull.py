@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from conftest import NetworkForbidden
 
 from lychee_local import cards, pull
 from lychee_local.cards import Card, CardFile, HubSource, PathSource, Source, WheelSource
@@ -564,6 +566,15 @@ def test_what_cannot_be_added_says_why(tmp_path: Path, home: Path) -> None:
         pull.add(tmp_path, name="mine", home=home)
     with pytest.raises(BadInput, match="is a folder; an llm is one GGUF file"):
         pull.add(tmp_path, name="mine", home=home, role="llm")
+
+
+def test_no_test_leaves_this_machine_by_accident() -> None:
+    with pytest.raises(NetworkForbidden, match=r"look-up of 'example\.org'"):
+        socket.create_connection(("example.org", 80), timeout=1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        with pytest.raises(NetworkForbidden, match="connection to"):
+            datagrams.sendto(b"x", ("192.0.2.1", 9))
+        datagrams.sendto(b"x", ("127.0.0.1", 9))
 
 
 @pytest.mark.model

@@ -97,6 +97,13 @@ def test_raw_items_are_bounded_where_records_exist() -> None:
     assert ids(rank.budget(raws, raws, 5, ratio=0.4, floor=0.9)) == ids(raws)
 
 
+def test_places_without_records_go_back_to_raw_items() -> None:
+    records = (record("m", score=0.8),)
+    raws = tuple(raw(f"t{i}", score=0.79 - i / 100) for i in range(5))
+    kept = rank.budget((*records, *raws), (*records, *raws), 5, ratio=0.4, floor=0.5)
+    assert ids(kept) == ["m", "t0", "t1", "t2", "t3"]
+
+
 def test_a_weak_raw_item_stays_only_where_it_alone_serves_a_route() -> None:
     records = (record("m", score=0.9),)
     weak, alone = raw("weak", score=0.1), raw("alone", score=0.1, routes="r2")

@@ -659,6 +659,7 @@ def test_graphs_are_saved_on_close_and_may_be_lost(tmp_path: Path) -> None:
         for _ in range(20):
             segment = segment_of(say(store, "S", 4))
             encode(store, segment, [some_record(segment, f"{segment.id} {i}", entities=(f"E{i}",)) for i in range(4)])
+            store.search("nodes", unit("Ana"), 5)
         before = content(store)
     folder = user_folder(tmp_path, "ana")
     graphs = sorted(p.name for p in folder.glob("*.hnsw*"))

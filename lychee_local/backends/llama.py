@@ -1,28 +1,24 @@
 """A GGUF model under llama.cpp, its JSON held to a pydantic type while it is decoded.
 
-Owns everything native about generation: the file check before native code sees it, the chat template, the reuse of an
-evaluated prefix, the constraint, the decoding loop, the lock, the end. Refuses to sample: the most likely token is
-taken, always, and the same prompt gives the same text on the same build and number of threads.
+Owns everything native about generation: the file check before native code sees it, the reuse of an evaluated prefix,
+the decoding loop, the lock, the end. Refuses to sample: the most likely token is taken, always, and the same prompt
+gives the same text on the same build and number of threads.
 
-The loop is ours because llama-cpp-python applies a logits processor inside a C callback, where an exception is printed
-and forgotten: a broken constraint would go on as free text. Here the processor is an ordinary call, and what it raises
-arrives.
+The loop is ours because llama-cpp-python applies a constraint inside a C callback, where an exception is printed and
+forgotten: a broken constraint would go on as free text. Here it is an ordinary call, and what it raises arrives.
 """
 
 from __future__ import annotations
 
 import codecs
 import ctypes
-import json
 import os
 import re
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -31,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lychee_local.backends.chat import ChatTemplate
+from lychee_local.backends.constraint import Constraint, ConstraintEngine, check_output
 from lychee_local.errors import (
     BadInput,
     ConstraintNotApplied,
@@ -55,28 +53,6 @@ _LOOP_EVERY = 8  # tokens between two looks: a look costs about 0.2 ms
 
 # A prompt is evaluated, and an evaluated prefix reused, in steps of this many tokens.
 PROMPT_CHUNK = 64
-
-# Formats that a card may name for a file without a template of its own, and llama-cpp-python's functions for them.
-_NAMED_FORMATS = {
-    "chatml": "format_chatml",
-    "gemma": "format_gemma",
-    "llama-2": "format_llama2",
-    "llama-3": "format_llama3",
-    "mistral-instruct": "format_mistral_instruct",
-}
-
-# What a constraint engine is known to raise when a library is missing, of another version, or refuses a schema. It is
-# foreign code with no common base of errors; interrupts and memory exhaustion are not among them.
-_ENGINE_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 # llama.cpp logs through one callback per process. Its last lines are kept here to explain a failure, and shown nowhere.
 _native_log: deque[str] = deque(maxlen=40)
@@ -107,7 +83,7 @@ class LlamaLLM:
         ModelMissing: the file is not there, or llama-cpp-python, outlines or llguidance cannot be imported.
         ModelDamaged: the file is empty, no GGUF file, cut, or refused by llama.cpp.
         ConstraintNotApplied: a generation that needs the JSON constraint came out without it.
-        BadInput: an unknown chat format, or a context below 64 tokens.
+        BadInput: an unknown chat format, or a context below 128 tokens.
     """
 
     def __init__(
@@ -122,8 +98,8 @@ class LlamaLLM:
         chat_format: str | None = None,
     ) -> None:
         path = Path(path)
-        if context < 64:
-            raise BadInput(f"a context of {context} tokens holds no prompt", hint="64 at least; 8192 is the default")
+        if context < 128:
+            raise BadInput(f"a context of {context} tokens holds no prompt", hint="128 at least; 8192 is the default")
         check_gguf(path)
         self._api = _import_llama_cpp()
         llama = _load(self._api, path, context, threads or _processors(), seed)
@@ -137,10 +113,8 @@ class LlamaLLM:
         self.name = name
         self.context = min(context, self._api.llama_model_n_ctx_train(llama.model))
         self.prompt_style: Literal["full", "compact"] = prompt_style
-        self._format = _chat_formatter(self._api, llama, chat_format)
-        self._system_allowed = self._takes_system()
-        self._control = _control_pattern(self._api, self._vocab)
-        self._constraint_engine = _constraint_engine(llama)
+        self._template = ChatTemplate(self._api, llama, chat_format)
+        self._engine = ConstraintEngine(llama)
         self.proof = self._prove()
 
     def count(self, messages: Sequence[ChatMessage]) -> int:
@@ -175,17 +149,16 @@ class LlamaLLM:
                     f"a prompt of {len(tokens)} tokens and {max_tokens} for the output exceed "
                     f"the context of {self.name}, {self.context} tokens"
                 )
-            if self._generating:
-                raise ModelError(f"{self.name} is generating: on_text must not call the model it listens to")
+            self._require_idle()
             self._generating = True
             try:
-                constraint = None if schema is None else self._constraint(schema)
+                constraint = None if schema is None else self._engine.constraint(schema)
                 cached = self._evaluate_prompt(tokens)
                 text, produced, finish = self._generate(max_tokens, constraint, on_text)
             finally:
                 self._generating = False
         if schema is not None and finish == "stop":
-            _check_output(schema, text)
+            check_output(schema, text)
         outcome = "ok" if finish == "stop" else finish
         seconds = time.perf_counter() - started
         usage = Usage(purpose, self.name, len(tokens), produced, cached, seconds, outcome)
@@ -194,36 +167,20 @@ class LlamaLLM:
     def close(self) -> None:
         """Free the model's memory. A second call does nothing."""
         with self._lock:
+            self._require_idle()
             self._free()
+
+    def _require_idle(self) -> None:
+        # The lock lets the thread that holds it in again, which is the one that runs on_text.
+        if self._generating:
+            raise ModelError(f"{self.name} is generating: on_text must not call or close the model it listens to")
 
     # --- the prompt ---
 
     def _tokens(self, messages: Sequence[ChatMessage]) -> list[int]:
         if not self._free.alive:
             raise ModelError(f"the model {self.name} is closed", hint="open a new one")
-        if not messages:
-            raise BadInput("a prompt needs at least one message")
-        clean = [ChatMessage(m.role, self._control.sub(_break_control, m.content)) for m in messages]
-        rendered = self._render(clean if self._system_allowed else _system_into_user(clean))
-        # A formatter without a template of its own leaves the mark at the start to the tokenizer.
-        text = rendered.prompt.encode("utf-8", "replace")
-        tokens: list[int] = self._llama.tokenize(text, add_bos=not rendered.added_special, special=True)
-        return tokens
-
-    def _render(self, messages: Sequence[ChatMessage]) -> Any:
-        # Models that can think aloud are asked not to: it would spend the output's tokens before the output.
-        listed = [{"role": m.role, "content": m.content} for m in messages]
-        return self._format(messages=listed, enable_thinking=False)
-
-    def _takes_system(self) -> bool:
-        """Some templates refuse a system message (by an exception), others drop it."""
-        from jinja2 import TemplateError
-
-        try:
-            rendered = self._render([ChatMessage("system", "a rule"), ChatMessage("user", "a question")])
-        except (TemplateError, ValueError):
-            return False
-        return "a rule" in rendered.prompt
+        return self._template.tokens(messages)
 
     def _evaluate_prompt(self, tokens: list[int]) -> int:
         """Evaluate what the context does not hold already; return how many tokens it held."""
@@ -255,7 +212,7 @@ class LlamaLLM:
     # --- the output ---
 
     def _generate(
-        self, max_tokens: int, constraint: Any, on_text: Callable[[str], None] | None
+        self, max_tokens: int, constraint: Constraint | None, on_text: Callable[[str], None] | None
     ) -> tuple[str, int, Finish]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a token may end inside a character
         text = ""
@@ -274,12 +231,12 @@ class LlamaLLM:
                 self._evaluate([token])
         return text, max_tokens, "length"
 
-    def _next(self, constraint: Any, previous: int) -> int:
+    def _next(self, constraint: Constraint | None, previous: int) -> int:
         """The most likely token that the constraint allows; of equals, the first of the vocabulary."""
         pointer = self._api.llama_get_logits_ith(self._llama.ctx, -1)
         logits: npt.NDArray[np.float32] = np.ctypeslib.as_array(pointer, shape=(self._llama.n_vocab(),))
         if constraint is not None:
-            logits = _constrained(constraint, previous, logits)
+            logits = constraint.mask(previous, logits)
         token = int(np.argmax(logits))
         if not np.isfinite(logits[token]):
             raise GenerationFailed(f"{self.name} computes no usable probabilities", hint=_DOCTOR_HINT)
@@ -292,27 +249,25 @@ class LlamaLLM:
             self._llama.reset()
             raise GenerationFailed(f"llama.cpp failed: {error}{_last_native_lines()}", hint=_DOCTOR_HINT) from error
 
-    # --- the constraint ---
-
-    def _constraint(self, schema: type[BaseModel]) -> Any:
-        try:
-            return self._constraint_engine.get_json_schema_logits_processor(constraint_schema(schema))
-        except _ENGINE_ERRORS as error:
-            raise ConstraintNotApplied(f"the schema {schema.__name__} cannot be compiled: {error}") from error
-
     def _prove(self) -> Completion:
         try:
             proof = self.complete(_PROOF_PROMPT, purpose="probe", max_tokens=_PROOF_TOKENS, schema=_Proof)
-        except (GenerationFailed, ConstraintNotApplied) as error:
+        except GenerationFailed as error:
             self.close()
-            raise ConstraintNotApplied(
-                f"{self.name}: the JSON constraint does not hold: {error.message}",
-                hint="reinstall the constraint engine: pip install --force-reinstall outlines llguidance",
-            ) from error
+            if isinstance(error.__cause__, ValidationError):
+                raise self._unproven(error.message) from error
+            raise
+        except ConstraintNotApplied as error:
+            self.close()
+            raise self._unproven(error.message) from error
         if proof.finish != "stop":
             self.close()
-            raise ConstraintNotApplied(f"{self.name}: the JSON constraint does not hold: {proof.text!r}")
+            raise self._unproven(repr(proof.text))
         return proof
+
+    def _unproven(self, reason: str) -> ConstraintNotApplied:
+        hint = "reinstall the constraint engine: pip install --force-reinstall outlines llguidance"
+        return ConstraintNotApplied(f"{self.name}: the JSON constraint does not hold: {reason}", hint=hint)
 
 
 def check_gguf(path: Path) -> None:
@@ -366,54 +321,6 @@ def _changing_numbers(text: str, numbers_each: int, copies: int) -> int:
     return sum(len(set(numbers[place::numbers_each])) > 1 for place in range(numbers_each))
 
 
-def constraint_schema(schema: type[BaseModel]) -> str:
-    """The JSON schema of a pydantic type as the constraint engine gets it: no white space, no keys beyond the type's.
-
-    An open object would let a small model invent keys until its tokens run out.
-    """
-    tree = schema.model_json_schema()
-    _close_objects(tree)
-    tree["x-guidance"] = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-    return json.dumps(tree, ensure_ascii=False)
-
-
-def _close_objects(tree: Any) -> None:
-    for part in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
-        _close_objects(part)
-    if isinstance(tree, dict) and tree.get("type") == "object" and "properties" in tree:
-        tree.setdefault("additionalProperties", False)
-
-
-def _constrained(processor: Any, previous: int, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """`logits` with every token that the constraint excludes at minus infinity."""
-    try:
-        masked: npt.NDArray[np.float32] = processor(np.asarray([previous]), logits)
-        problem = processor.ll_matchers[0].get_error()
-    # outlines makes a warning of a token that the constraint excludes; it is an error here, however warnings are set.
-    except (*_ENGINE_ERRORS, UserWarning) as error:
-        raise ConstraintNotApplied(f"the constraint engine failed: {_brief(str(error))}") from error
-    # A schema the engine cannot express leaves it with an error and the end of the text as its only choice.
-    if problem:
-        raise ConstraintNotApplied(f"the constraint engine failed: {_brief(problem)}")
-    return masked
-
-
-def _brief(problem: str) -> str:
-    """llguidance appends its whole state and the grammar to what went wrong."""
-    return " ".join(problem.split("<state>")[0].split())[:200]
-
-
-def _check_output(schema: type[BaseModel], text: str) -> None:
-    try:
-        schema.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(step) for step in first["loc"]) or "the whole"
-        raise GenerationFailed(
-            f"the output is no {schema.__name__}: {place}: {first['msg']}: {text[:200]!r}"
-        ) from error
-
-
 def _import_llama_cpp() -> ModuleType:
     try:
         import llama_cpp
@@ -461,77 +368,3 @@ def _processors() -> int:
     # llama-cpp-python's own default is half of them, which on a laptop of two is one.
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
-def _chat_formatter(api: ModuleType, llama: Any, chat_format: str | None) -> Callable[..., Any]:
-    from llama_cpp import llama_chat_format
-
-    if chat_format is not None:
-        if chat_format not in _NAMED_FORMATS:
-            raise BadInput(
-                f"no chat format is called {chat_format!r}", hint=f"there are: {', '.join(sorted(_NAMED_FORMATS))}"
-            )
-        named: Callable[..., Any] = getattr(llama_chat_format, _NAMED_FORMATS[chat_format])
-        return named
-    template = llama.metadata.get("tokenizer.chat_template")
-    if template is None:
-        raise BadInput(
-            f"{llama.model_path} has no chat template",
-            hint=f"name the chat format in the model's card: {', '.join(sorted(_NAMED_FORMATS))}",
-        )
-    vocab = api.llama_model_get_vocab(llama.model)
-    formatter = llama_chat_format.Jinja2ChatFormatter(
-        template=template,
-        bos_token=_token_text(api, vocab, llama.token_bos()),
-        eos_token=_token_text(api, vocab, llama.token_eos()),
-    )
-    # Some templates print today's date; the same prompt must be the same tomorrow, and ours state the date themselves.
-    formatter.strftime_now = datetime(2024, 7, 26).strftime  # type: ignore  # a method, replaced
-    return formatter
-
-
-def _token_text(api: ModuleType, vocab: Any, token: int) -> str:
-    text: bytes = api.llama_vocab_get_text(vocab, token) if token >= 0 else b""
-    return text.decode("utf-8", "replace")
-
-
-def _control_pattern(api: ModuleType, vocab: Any) -> re.Pattern[str]:
-    size = api.llama_vocab_n_tokens(vocab)
-    texts = [_token_text(api, vocab, token) for token in range(size) if api.llama_vocab_is_control(vocab, token)]
-    longest_first = sorted((re.escape(text) for text in texts if len(text) > 1), key=len, reverse=True)
-    return re.compile("|".join(longest_first) or r"(?!)")
-
-
-def _break_control(match: re.Match[str]) -> str:
-    return f"{match[0][0]} {match[0][1:]}"
-
-
-def _system_into_user(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """For a template without a system role: what the system says goes before what the user says next."""
-    folded: list[ChatMessage] = []
-    waiting = ""
-    for message in messages:
-        if message.role == "system":
-            waiting += message.content + "\n\n"
-        elif message.role == "user" and waiting:
-            folded.append(ChatMessage("user", waiting + message.content))
-            waiting = ""
-        else:
-            folded.append(message)
-    return [*folded, ChatMessage("user", waiting.rstrip())] if waiting else folded
-
-
-def _constraint_engine(llama: Any) -> Any:
-    """outlines' llguidance backend. It reads the whole vocabulary (about a second), so it is built once a model."""
-    try:
-        import outlines
-        from outlines.backends import LLGuidanceBackend
-
-        with warnings.catch_warnings():
-            # llguidance calls a name that llama-cpp-python has renamed.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return LLGuidanceBackend(outlines.from_llamacpp(llama))
-    except ImportError as error:
-        raise ModelMissing(
-            f"the JSON constraint engine is not installed: {error}", hint="run: pip install outlines llguidance"
-        ) from error

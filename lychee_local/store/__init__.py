@@ -27,7 +27,7 @@ from lychee_local.store.manifest import EmbedderIdentity, Extent, Manifest, user
 from lychee_local.store.nodes import VECTOR_KINDS, label_text, nodes_of_encoding
 from lychee_local.store.state import State
 from lychee_local.store.transaction import Transaction
-from lychee_local.store.vectors import EXACT_BELOW, VectorHit, Vectors, unit_rows
+from lychee_local.store.vectors import EXACT_BELOW, VectorHit, VectorIndex, Vectors, unit_rows
 from lychee_local.types import Decision, Node, NodeKind, Record, Segment, TimeRange, Turn, Usage
 
 __all__ = ["EmbedderIdentity", "Store", "StoreStats", "Transaction", "VectorHit", "check", "user_folder"]
@@ -57,6 +57,7 @@ class Store:
         self._writing = threading.RLock()  # held for the length of a transaction
         self._in_transaction = False
         self._closed = False
+        self._nodes_of: State | None = None  # the state whose nodes have been searched
         self._state: State | None = None
         self._state = self._load()
 
@@ -254,8 +255,7 @@ class Store:
                 return state.record_index.search(queries, k)
             if field != "nodes":
                 raise BadInput(f"there is no field {field!r} to search: turns, records or nodes")
-            index = state.node_index()
-            index.feed()
+            index = self._node_index(state)
             mask = None if node_kinds is None else state.node_mask(frozenset(node_kinds))
             return index.search(queries, k, among=mask)
 
@@ -356,15 +356,23 @@ class Store:
         state.apply(self._read(nothing, manifest), dict.fromkeys(manifest.files, 0))
         state.turn_index.restore(self.path / "turns.hnsw")
         state.record_index.restore(self.path / "records.hnsw")
-        if len(state.nodes) > self._exact_below:
-            state.node_index().restore(self.path / "nodes.hnsw")
         return state
+
+    def _node_index(self, state: State) -> VectorIndex:
+        """The index of nodes, up to date. Its vectors are made and its graph is read when nodes are first searched."""
+        index = state.node_index()
+        if self._nodes_of is state:
+            index.feed()
+        else:
+            index.restore(self.path / "nodes.hnsw")
+            self._nodes_of = state
+        return index
 
     def _save_graphs(self, state: State) -> None:
         state.turn_index.save(self.path / "turns.hnsw")
         state.record_index.save(self.path / "records.hnsw")
-        if len(state.nodes) > self._exact_below:
-            state.node_index().save(self.path / "nodes.hnsw")
+        if self._nodes_of is state:
+            self._node_index(state).save(self.path / "nodes.hnsw")
 
     def _continuation(self, before: Manifest, after: Manifest) -> Batch | None:
         """What was appended from `before` to `after`; None where the files were written anew, as a backup's are."""

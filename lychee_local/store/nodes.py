@@ -1,4 +1,4 @@
-"""Index entries that point to records, made from record metadata without any model (lychee-method 3).
+"""Index entries that point to records, made from record metadata without any model (docs/method.md 3).
 
 Owns keys, which nodes a record and a segment give, and which records each node points to. Knows no vectors, no files.
 """
@@ -19,14 +19,14 @@ from lychee_local.types import DateSpan, Node, NodeKind, Record, Segment, TimeRa
 Key = tuple[NodeKind, str]
 
 VECTOR_KINDS: tuple[NodeKind, ...] = ("entity", "topic", "entity_topic", "event_frame")
-FRAME_SENTENCES = 12  # of an event frame's records, in the text that is embedded for it (lychee-method 3.4)
+FRAME_SENTENCES = 12  # of an event frame's records, in the text that is embedded for it (docs/method.md 3.4)
 
 _SEPARATORS = re.compile(r"[\s\-_:/\\|,;－＿：／＼｜，；]+")
 
 
 @lru_cache(maxsize=65_536)  # terms repeat: opening a large memory would spend much of its time here
 def normalise_key(term: str) -> str:
-    """The key under which spellings of one term meet (lychee-method 3.2); empty where nothing is left.
+    """The key under which spellings of one term meet (docs/method.md 3.2); empty where nothing is left.
 
     Combining marks count as word characters: without them words of Hindi, Arabic or Thai would fall together.
     """
@@ -179,7 +179,7 @@ def _spans(record: Record) -> tuple[DateSpan, ...]:
 
 
 def _temporal_spans(said: DateSpan) -> tuple[DateSpan, ...]:
-    """The spans of the nodes for one date. A day also gets its month, as in lychee-method 3.1; a month does not get its
+    """The spans of the nodes for one date. A day also gets its month, as in docs/method.md 3.1; a month does not get its
     year, or every question about a year would pull in all of its records."""
     year, month = said.start.year, said.start.month
     if said.precision == "interval":

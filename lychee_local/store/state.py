@@ -20,7 +20,7 @@ from lychee_local.store.nodes import VECTOR_KINDS, Entry, Nodes, nodes_of_encodi
 from lychee_local.store.vectors import VectorIndex, Vectors
 from lychee_local.types import Decision, Node, NodeKind, Record, Segment, Turn
 
-NODE_RECORDS = 8  # latest records that a node's vector reflects (lychee-method 3.4)
+NODE_RECORDS = 8  # latest records that a node's vector reflects (docs/method.md 3.4)
 SETTLED_AT_ONCE = 4_096  # nodes whose vectors are computed in one step, which bounds its memory
 
 L = TypeVar("L")

@@ -27,7 +27,7 @@ Vectors = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 Labels = npt.NDArray[np.intp]
 
-EXACT_BELOW = 20_000  # rows; the paper's own switch between exact and approximate search (lychee-method 3.7)
+EXACT_BELOW = 20_000  # rows; the paper's own switch between exact and approximate search (docs/method.md 3.7)
 UNIT_TOLERANCE = 1e-3
 # Two BLAS paths may differ by this much on the same vector. BLAS proposes with this margin, float64 decides, so that
 # equal vectors have equal cosines and a result does not depend on what else is in the batch.
