@@ -221,6 +221,7 @@ _ABSOLUTE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], DateSpan]], ..
             rf"|(?<=\bearly\s)|(?<=\blate\s)|(?<=\bfrom\s)|(?<=\bbefore\s)|(?<=\bafter\s))(?P<y>{_Y})(?![\d\-/.:,]\d|\d|\s?%)",
             _y,
         ),
+        (rf"(?<=\()(?P<y>{_Y})(?=\))", _y),
     )
 )  # fmt: skip
 _BARE_YEAR = (re.compile(r"(?P<y>\d{4})"), _y)

@@ -290,6 +290,13 @@ def _note(text: str) -> str:
 
 _NUMERALS = {"1": "one", "2": "two", "3": "three", "4": "four", "5": "five", "6": "six", "7": "seven", "8": "eight",
              "9": "nine", "10": "ten", "11": "eleven", "12": "twelve"}  # fmt: skip
+# What people do in a conversation without saying anything that lasts.
+_CHATTER = re.compile(
+    r"\w+ (?:thank(?:s|ed)|agree[sd]?|greet(?:s|ed)|ask(?:s|ed)|compliment(?:s|ed)|congratulate[sd]?|wishes|wished"
+    r"|(?:is|was) (?:impressed|proud of|grateful for \w+(?:'s)? (?:kind )?(?:words|support)))\b"
+)
+_FIRST_PERSON = re.compile(r"\b(?:I|[Mm]y|[Mm]e|[Ww]e|[Oo]ur)\b")
+_SECOND_PERSON = re.compile(r"\b[Yy](?:ou|our|ours)\b")
 _EXAMPLE_NAMES = frozenset(("ines", "tomas", "vera"))
 # So much of a record must be words of the segment or its context; a paraphrase reaches it, an invention does not.
 _SUPPORT = 0.5
@@ -320,15 +327,20 @@ class _Finisher:
         """The record of a draft, or None if it is blank, a repeat, or says what nobody said."""
         text = " ".join(draft.text.split())
         words = set(terms(text))
-        if not words:
+        if not words or _CHATTER.match(text):
             return None
         if len((words - self._names) & self._said_terms) < _SUPPORT * len(words - self._names):
             self.rejected += 1
             return None
         evidence = self._evidence(words - self._names, draft.lines or tuple(range(len(lines))), lines)
         line = lines[evidence[0]]
+        source = _closest_sentence(words, line)
+        moved = evidence[0] not in draft.lines
+        if self._misattributed(text, source, line, [lines[i].turn.speaker for i in draft.lines] if moved else []):
+            self.rejected += 1
+            return None
         text = dates.annotate(self._third_person(text, line), line.said)
-        text = self._dated(text, words, line)
+        text = self._dated(text, words, source, line)
         if self._invented(text):
             self.rejected += 1
             return None
@@ -367,19 +379,23 @@ class _Finisher:
             return (chosen, *(i for i in named if i != chosen))
         return (best, *(i for i in named if shares[i] >= shares[best] / 2))
 
+    def _misattributed(self, text: str, source: str, line: _Line, named: Sequence[str | None]) -> bool:
+        """Whether one speaker's words were filed under another's turn and name, or "you" was taken for the speaker."""
+        subject = next((name for name in self._speakers if re.match(rf"{re.escape(name)}\b", text)), None)
+        if subject is None:
+            return False
+        if subject == line.turn.speaker:
+            return _SECOND_PERSON.search(source) is not None and _FIRST_PERSON.search(source) is None
+        return subject in named
+
     def _third_person(self, text: str, line: _Line) -> str:
         plain = re.sub(r"[\"“][^\"”]*[\"”]", "", text)
-        return (
-            rules.by_name(text, rules.who(line.turn))
-            if re.search(r"\b(?:I|[Mm]y|[Mm]e|[Ww]e|[Oo]ur)\b", plain)
-            else text
-        )
+        return rules.by_name(text, rules.who(line.turn)) if _FIRST_PERSON.search(plain) else text
 
-    def _dated(self, text: str, words: set[str], line: _Line) -> str:
+    def _dated(self, text: str, words: set[str], source: str, line: _Line) -> str:
         """With the date of the sentence it was made from, where the model left that out."""
-        if line.said is None or dates.find(text, None):
+        if line.said is None or dates.find(text, line.said):
             return text
-        source = max(rules.sentences(line.text), key=lambda s: len(words & set(terms(s))), default="")
         mentions = dates.find(source, line.said)
         if len(mentions) != 1 or 2 * len(words & set(terms(source))) < len(words):
             return text
@@ -402,6 +418,10 @@ class _Finisher:
 
     def _said(self, span: DateSpan | None) -> bool:
         return span is not None and any(span.start <= known.end and known.start <= span.end for known in self._spans)
+
+
+def _closest_sentence(words: set[str], line: _Line) -> str:
+    return max(rules.sentences(line.text), key=lambda sentence: len(words & set(terms(sentence))), default="")
 
 
 # --- the call ---------------------------------------------------------------------------------------------------------

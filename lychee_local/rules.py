@@ -58,7 +58,8 @@ _OPENING = re.compile(
 _COURTESY = re.compile(
     r"^(?:hi|hey|hello|bye|goodbye|good (?:morning|night|evening|luck)|thank|thanks|thx|no problem|no worries"
     r"|you're welcome|take care|see you|talk (?:to you )?(?:soon|later)|have (?:a )?(?:fun|good|great|nice)|congrats"
-    r"|congratulations|wow|awesome|amazing|cool|nice|great|glad|so (?:glad|happy|proud)|good (?:to|for)|sounds"
+    r"|congratulations|wow|awesome|amazing|cool|nice|great|glad|so (?:glad|happy|proud|cool|kind|sweet)"
+    r"|good (?:to|for)|sounds"
     r"|that's|that is|that sounds|what (?:a|an)\b|how (?:cool|nice|awesome)|looks|long time|keep (?:it|up)|let me know"
     r"|i agree|of course|absolutely|definitely|exactly|danke|hallo|gracias|hola"
     r"|谢谢|你好|再见|ありがとう|こんにちは)(?!\w)",
@@ -131,15 +132,14 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def substantive(sentence: str) -> bool:
-    """Whether a sentence says something: no question, no courtesy, and at least three words that carry meaning."""
+    """Whether a sentence says something: no question, no courtesy, three words with a meaning, two if about oneself."""
     if sentence.rstrip("\"'”’) ").endswith(("?", "？", "؟")):
         return False
     words = len(set(terms(sentence)))
     if _UNSPACED.search(sentence):
         return words >= 6 and not _COURTESY.match(sentence)
-    if _COURTESY.match(sentence) and not re.search(r"\b(?:I|my|we|our)\b", sentence):
-        return False
-    return words >= 3
+    personal = re.search(r"\b(?:I|[Mm]y|[Ww]e|[Oo]ur)\b", sentence) is not None
+    return words >= 2 if personal else words >= 3 and not _COURTESY.match(sentence)
 
 
 def by_name(sentence: str, speaker: str) -> str:

@@ -16,7 +16,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "lychee_local"
 GROUPS = {
     "ground": "errors types dates settings options strategy lexicon rules fence",
     "models": "cards gguf fetch pull",
-    "backends": "backends backends.bge backends.chat backends.constraint backends.fake backends.llama backends.load",
+    "backends": "backends backends.bge backends.chat backends.constraint backends.fake backends.llama backends.load"
+    " backends.native",
     "store": "store store.check store.codec store.lock store.log store.manifest store.nodes store.state"
     " store.transaction store.vectors",
     "stages": "segment encode plan channels rank chain answer",

@@ -109,6 +109,8 @@ def test_validity_dates() -> None:
     (record,) = records("I have worked in Leeds since 2016.")
     assert record.temporal.t_ref is None
     assert str(record.temporal.t_valid_from) == "2016"
+    (record,) = records("I painted a sunrise last year.")
+    assert (record.text, str(record.temporal.t_ref)) == ("Melanie painted a sunrise last year (2022).", "2022")
 
 
 def test_without_a_time_relative_dates_stay_as_they_were_said() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lychee_local.backends import Vectors
+from lychee_local.backends.native import settle
 from lychee_local.errors import BadInput, GenerationFailed, ModelDamaged, ModelMissing, PromptTooLong
 from lychee_local.types import Calibration
 
@@ -233,7 +233,7 @@ def _window(wanted: int | None, tokenizer: Any, config: Any) -> int:
 
 def _load_sentence_transformer(path: Path, pooling: Literal["mean", "cls"] | None) -> Any:
     _require_model_folder(path)
-    _stay_offline()
+    settle()
     with _loading(path):
         import torch
         from sentence_transformers import SentenceTransformer
@@ -254,7 +254,7 @@ def _load_sentence_transformer(path: Path, pooling: Literal["mean", "cls"] | Non
 
 def _load_flag_reranker(path: Path) -> Any:
     _require_model_folder(path)
-    _stay_offline()
+    settle()
     with _loading(path):
         from FlagEmbedding import FlagReranker
 
@@ -272,17 +272,6 @@ def _require_model_folder(path: Path) -> None:
         raise ModelMissing(f"the model folder {path} does not exist", hint=_PULL_HINT)
     if not (path / "config.json").is_file():
         raise ModelDamaged(f"{path} holds no model: config.json is missing", hint=_PULL_HINT)
-
-
-def _stay_offline() -> None:
-    """Tell the hub library, before it is first imported, that there is no network. A caller's own choice stands.
-
-    Models are loaded by folder and need none; this stops look-ups for optional files and telemetry. The tokenizers'
-    thread pool is switched off because a fork after its first use can hang.
-    """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lychee_local.backends.chat import ChatTemplate
 from lychee_local.backends.constraint import Constraint, ConstraintEngine, check_output
+from lychee_local.backends.native import settle
 from lychee_local.errors import (
     BadInput,
     ConstraintNotApplied,
@@ -322,6 +323,7 @@ def _changing_numbers(text: str, numbers_each: int, copies: int) -> int:
 
 
 def _import_llama_cpp() -> ModuleType:
+    settle()
     try:
         import llama_cpp
     except ImportError as error:
