@@ -112,7 +112,7 @@ _Word = Annotated[str, Field(max_length=60)]
 _DateText = Annotated[str, Field(max_length=24)]
 _CLOSED = ConfigDict(extra="forbid")
 # What a turn may yield under the compact prompt, and a call under the full one: bounds of latency, far above the usual.
-_SENTENCES_PER_TURN = 4
+_SENTENCES_PER_TURN = 6
 _RECORDS_PER_CALL = 24
 
 

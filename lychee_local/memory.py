@@ -192,7 +192,7 @@ class Memory:
             )
             self._replayed.add(session)
         waiting = list(self._store.turns(session)[self._segmenter.watermark(session) :])
-        exchanges = closed_exchanges([*waiting, *new], final=final)
+        exchanges = closed_exchanges([*waiting, *new], final=final, max_tokens=self._settings.segment.max_tokens)
         texts = [t.line for t in new] + [embedding_text(x) for x in exchanges]
         vectors = self.embed(texts)
         try:
