@@ -179,8 +179,11 @@ def _spans(record: Record) -> tuple[DateSpan, ...]:
 
 
 def _temporal_spans(said: DateSpan) -> tuple[DateSpan, ...]:
-    """The spans of the nodes for one date. A day also gets its month (docs/method.md 3.1); a month does not get its year,
-    or every question about a year would pull in all of its records."""
+    """The spans of the nodes for one date.
+
+    A day also gets its month (docs/method.md 3.1); a month gets no year, or every question about a year would pull in
+    all of its records.
+    """
     year, month = said.start.year, said.start.month
     if said.precision == "interval":
         return (said,)
