@@ -17,14 +17,14 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, TypeVar, get_args
 
 import typer
 from rich.text import Text
 
 from lychee_local import cli_models, intake, screen
 from lychee_local.errors import BadInput, LycheeError
-from lychee_local.options import Home, Items, Json, NoLLM, Now, Profile, Session, User
+from lychee_local.options import Home, Items, Json, Llm, NoLLM, Now, Profile, Session, User
 from lychee_local.types import Message, NodeKind, Progress, Remembered
 
 if TYPE_CHECKING:
@@ -53,12 +53,32 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 @contextmanager
-def _memory(user: str, home: Path | None, profile: str, *, no_llm: bool, read_only: bool) -> Iterator[Memory]:
+def _memory(user: str, home: Path | None, profile: str, *, llm: str | None, read_only: bool) -> Iterator[Memory]:
     from lychee_local.memory import Memory
 
-    llm: Literal["auto"] | None = None if no_llm else "auto"
     with Memory.open(user, home=home, profile=profile, llm=llm, read_only=read_only) as memory:
         yield memory
+
+
+def _language_model(home: Path | None, profile: str, chosen: str | None, *, no_llm: bool) -> str | None:
+    """The name of the model that will write, None for none; proven to be here and to run before anything is stored."""
+    from lychee_local import cards, doctor, pull
+    from lychee_local.errors import ModelMissing
+
+    if no_llm and chosen is not None:
+        raise BadInput(f"both --no-llm and --llm {chosen} were given", hint="leave one of them out")
+    home = home or cards.default_home()
+    name = None if no_llm else chosen or cards.profile(profile).llm
+    if name is None:
+        return None
+    card = cards.card(name, home)
+    if pull.locate(card, home) is None:
+        raise ModelMissing(
+            f"the language model {name} is not on this machine",
+            hint=f"lychee models pull {name}, or go on without one: --no-llm",
+        )
+    doctor.confirm_language_model(home, name)
+    return name
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -80,6 +100,7 @@ def remember(
     ] = False,
     later: Annotated[bool, typer.Option("--later", help="Store now, encode with `lychee consolidate`.")] = False,
     no_llm: NoLLM = False,
+    llm: Llm = None,
     user: User = "default",
     home: Home = None,
     profile: Profile = "laptop",
@@ -104,10 +125,9 @@ def remember(
     else:
         messages = _read(file, conversation, given, problems if skip_bad else None)
     _report_skipped(problems)
-    if not (no_llm or later):
-        _require_llm(home, profile)
+    writer = None if later else _language_model(home, profile, llm, no_llm=no_llm)
     began = time.monotonic()
-    with _memory(user, home, profile, no_llm=no_llm, read_only=False) as memory, _interruptible(memory) as watch:
+    with _memory(user, home, profile, llm=writer, read_only=False) as memory, _interruptible(memory) as watch:
         done = memory.remember(messages, encode=False, on_progress=watch)
         if not keep_open:
             for name in dict.fromkeys(m.session for m in messages):
@@ -136,14 +156,16 @@ def remember(
 def consolidate(
     *,
     no_llm: NoLLM = False,
+    llm: Llm = None,
     user: User = "default",
     home: Home = None,
     profile: Profile = "laptop",
     as_json: Json = False,
 ) -> None:
     """Encode the segments that still wait. Can be stopped at any point and goes on where it stopped."""
+    writer = _language_model(home, profile, llm, no_llm=no_llm)
     began = time.monotonic()
-    with _memory(user, home, profile, no_llm=no_llm, read_only=False) as memory, _interruptible(memory) as watch:
+    with _memory(user, home, profile, llm=writer, read_only=False) as memory, _interruptible(memory) as watch:
         done = memory.consolidate(on_progress=watch)
         waiting = len(memory.pending())
     if as_json:
@@ -174,19 +196,6 @@ def _report_skipped(problems: Sequence[BadInput], shown: int = 10) -> None:
         screen.notes([f"left out {problem}"])
     if len(problems) > shown:
         screen.notes([f"left out {screen.number(len(problems) - shown)} more"])
-
-
-def _require_llm(home: Path | None, profile: str) -> None:
-    """Fail before anything is stored where the language model that will be wanted is not on this machine."""
-    from lychee_local import cards, pull
-    from lychee_local.errors import ModelMissing
-
-    name = cards.profile(profile).llm
-    if name is not None and pull.locate(cards.card(name, home), home) is None:
-        raise ModelMissing(
-            f"the language model {name} is not on this machine",
-            hint=f"lychee models pull {name}, or go on without one: --no-llm",
-        )
 
 
 def _joined(a: Remembered, b: Remembered) -> Remembered:
@@ -244,7 +253,6 @@ def recall(
     *,
     k: Items = None,
     now: Now = None,
-    no_llm: NoLLM = False,
     user: User = "default",
     home: Home = None,
     profile: Profile = "laptop",
@@ -252,7 +260,7 @@ def recall(
 ) -> None:
     """Find the evidence for a question, best first. Needs no language model."""
     question = intake.question(question)
-    with _memory(user, home, profile, no_llm=no_llm, read_only=True) as memory:
+    with _memory(user, home, profile, llm=None, read_only=True) as memory:
         found = memory.recall(question, k=k, now=_now(now))
     if as_json:
         screen.print_json(found)
@@ -267,6 +275,7 @@ def ask(
     k: Items = None,
     now: Now = None,
     short: Annotated[bool, typer.Option("--short", help="A phrase instead of a sentence.")] = False,
+    llm: Llm = None,
     user: User = "default",
     home: Home = None,
     profile: Profile = "laptop",
@@ -275,7 +284,8 @@ def ask(
     """Answer a question from the evidence, and show the evidence."""
     question = intake.question(question)
     live = screen.out.is_terminal and not as_json
-    with _memory(user, home, profile, no_llm=False, read_only=True) as memory:
+    writer = _language_model(home, profile, llm, no_llm=False)
+    with _memory(user, home, profile, llm=writer, read_only=True) as memory:
         given = memory.ask(
             question, k=k, now=_now(now), style="short" if short else "chat", on_text=screen.stream if live else None
         )
@@ -313,7 +323,7 @@ def show(
         raise BadInput("nodes belong to no session", hint="leave out --session")
     if kind is not None and (not nodes or kind not in NODE_KINDS):
         raise BadInput(f"--kind {kind!r} selects nothing", hint=f"with --nodes, one of {', '.join(NODE_KINDS)}")
-    with _memory(user, home, profile, no_llm=True, read_only=True) as memory:
+    with _memory(user, home, profile, llm=None, read_only=True) as memory:
         if session is not None and session not in memory.sessions():
             raise BadInput(f"no session {session!r}", hint=f"there are: {', '.join(memory.sessions()) or 'none'}")
         if segments:
@@ -340,7 +350,7 @@ def _show(values: Sequence[T], view: Callable[[Sequence[T]], None], as_json: boo
 @app.command()
 def stats(*, user: User = "default", home: Home = None, profile: Profile = "laptop", as_json: Json = False) -> None:
     """Count what a memory holds and what it cost."""
-    with _memory(user, home, profile, no_llm=True, read_only=True) as memory:
+    with _memory(user, home, profile, llm=None, read_only=True) as memory:
         held = memory.stats()
     if as_json:
         screen.print_json(held)
@@ -352,12 +362,12 @@ def stats(*, user: User = "default", home: Home = None, profile: Profile = "lapt
 
 
 @app.command()
-def doctor(*, home: Home = None, profile: Profile = "laptop", as_json: Json = False) -> None:
+def doctor(*, home: Home = None, profile: Profile = "laptop", llm: Llm = None, as_json: Json = False) -> None:
     """Try every part on this machine, and say what to do about what fails. Status 1 if the main job cannot run."""
     from lychee_local import cards
     from lychee_local import doctor as examination
 
-    report = examination.examine(home or cards.default_home(), profile)
+    report = examination.examine(home or cards.default_home(), profile, llm=llm)
     if as_json:
         screen.print_json({"ok": report.ok, "report": report})
     else:

@@ -1,11 +1,12 @@
 """What works on this machine, and what to do about the rest.
 
 Owns the probes behind `lychee doctor`. Every native part is tried in a child process, with the models of a profile, so
-that a crash of compiled code becomes a line of the report. Repairs nothing, downloads nothing, and leaves no file.
+that a crash of compiled code becomes a line of the report. Repairs nothing and downloads nothing.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -25,7 +26,7 @@ from typing import Any, Literal
 
 from lychee_local import cards, pull
 from lychee_local.cards import Card
-from lychee_local.errors import ConstraintNotApplied, LycheeError
+from lychee_local.errors import ConstraintNotApplied, LycheeError, ModelError
 from lychee_local.types import ChatMessage
 
 State = Literal["ok", "warn", "fail"]
@@ -78,19 +79,25 @@ class Report:
 
 
 def examine(
-    home: Path, profile: str, *, seconds: float = PROBE_SECONDS, cpuinfo: Path = Path("/proc/cpuinfo")
+    home: Path,
+    profile: str,
+    *,
+    llm: str | None = None,
+    seconds: float = PROBE_SECONDS,
+    cpuinfo: Path = Path("/proc/cpuinfo"),
 ) -> Report:
     """Try everything that remembering, recalling and asking with this profile needs. `seconds` bounds each probe,
-    `cpuinfo` says what the kernel announces of the CPU.
+    `cpuinfo` says what the kernel announces of the CPU, `llm` names a model to take in place of the profile's.
 
     Raises:
         BadInput: there is no such profile.
     """
-    return Report(profile, str(home), tuple(_checks(home, profile, seconds, cpu_flags(cpuinfo))))
+    return Report(profile, str(home), tuple(_checks(home, profile, llm, seconds, cpu_flags(cpuinfo))))
 
 
-def _checks(home: Path, profile: str, seconds: float, cpu: set[str]) -> Iterator[Check]:
+def _checks(home: Path, profile: str, llm: str | None, seconds: float, cpu: set[str]) -> Iterator[Check]:
     chosen = cards.profile(profile)
+    llm = llm or chosen.llm
     yield _libraries()
     yield _folder(home)
     yield _disk(home)
@@ -98,10 +105,41 @@ def _checks(home: Path, profile: str, seconds: float, cpu: set[str]) -> Iterator
     yield from _embedder(cards.card(chosen.embedder, home), home, seconds)
     if chosen.reranker is not None:
         yield _reranker(cards.card(chosen.reranker, home), home, seconds)
-    if chosen.llm is None:
+    if llm is None:
         yield Check("language model", "warn", f"the profile {profile} has none: recall works, ask does not")
     else:
-        yield from _language_model(cards.card(chosen.llm, home), home, seconds, cpu)
+        yield from _language_model(cards.card(llm, home), home, seconds, cpu)
+
+
+def confirm_language_model(
+    home: Path, name: str, *, seconds: float = PROBE_SECONDS, cpuinfo: Path = Path("/proc/cpuinfo")
+) -> None:
+    """Let a child process load the model before this one does, so that a crash of native code ends as a message.
+
+    Done once for each model and build of llama.cpp; a model that is not on this machine is left to whoever loads it.
+
+    Raises:
+        ModelError: the child did not get through, with what it died of and the command that repairs it.
+    """
+    card = cards.card(name, home)
+    path = pull.locate(card, home)
+    passed = home / "models" / ".tried" / card.name
+    build = _installed_llama()
+    if path is None or (passed.is_file() and passed.read_text(encoding="utf-8") == f"{build}\n{path}"):
+        return
+    run = _run_model(card, home, seconds)
+    if not run.finished:
+        raise ModelError(f"{card.name}: {run.problem}", hint=run.hint or rebuild_command(cpu_flags(cpuinfo)))
+    passed.parent.mkdir(parents=True, exist_ok=True)
+    passed.write_text(f"{build}\n{path}", encoding="utf-8")
+
+
+def _installed_llama() -> str:
+    """Tells one build of llama.cpp from another without loading it."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return "none"
+    return f"{spec.origin} {Path(spec.origin).stat().st_mtime_ns} {_version('llama-cpp-python')}"
 
 
 # --- this machine ---

@@ -7,7 +7,6 @@ memory loads none, recalling loads the embedder alone. Adapters passed in by the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from lychee_local import cards, pull
 from lychee_local.backends import LLM, Embedder, Reranker
@@ -23,19 +22,20 @@ class Engines:
         profile: str,
         *,
         home: Path,
-        llm: LLM | Literal["auto"] | None,
-        embedder: Embedder | None,
-        reranker: Reranker | Literal["auto"] | None,
+        llm: LLM | str | None,
+        embedder: Embedder | str,
+        reranker: Reranker | str | None,
     ) -> None:
+        """Each model is an adapter, the name of a card, "auto" for the profile's, or None for none."""
         self._home = home
-        self._profile = cards.profile(profile)
-        self._given = (llm, embedder, reranker)
-        self._llm = None if llm == "auto" else llm
-        self._llm_card = self._card(self._profile.llm) if llm == "auto" else None
-        self._embedder = embedder
-        self._embedder_card = self._card(self._profile.embedder) if embedder is None else None
-        self._reranker = None if reranker == "auto" else reranker
-        self._reranker_card = self._card(self._profile.reranker) if reranker == "auto" else None
+        chosen = cards.profile(profile)
+        self._given = llm
+        self._llm = None if isinstance(llm, str) else llm
+        self._llm_card = self._card(llm, chosen.llm)
+        self._embedder = None if isinstance(embedder, str) else embedder
+        self._embedder_card = self._card(embedder, chosen.embedder)
+        self._reranker = None if isinstance(reranker, str) else reranker
+        self._reranker_card = self._card(reranker, chosen.reranker)
 
     def embedder_identity(self) -> EmbedderIdentity:
         """What a store pins, from the card alone: nothing is loaded."""
@@ -72,12 +72,13 @@ class Engines:
 
     def close(self) -> None:
         """Free the LLM if it was loaded here."""
-        if self._llm is not None and self._llm is not self._given[0]:
+        if self._llm is not None and self._llm is not self._given:
             self._llm.close()
             self._llm = None
 
-    def _card(self, name: str | None) -> Card | None:
-        return None if name is None else cards.card(name, self._home)
+    def _card(self, wanted: object, default: str | None) -> Card | None:
+        name = default if wanted == "auto" else wanted
+        return cards.card(name, self._home) if isinstance(name, str) else None
 
     def _path(self, card: Card) -> Path:
         path = pull.locate(card, self._home)

@@ -75,9 +75,9 @@ class Memory:
         home: Path | None = None,
         models_home: Path | None = None,
         profile: str = "laptop",
-        llm: LLM | Literal["auto"] | None = "auto",
-        embedder: Embedder | None = None,
-        reranker: Reranker | Literal["auto"] | None = "auto",
+        llm: LLM | str | None = "auto",
+        embedder: Embedder | str = "auto",
+        reranker: Reranker | str | None = "auto",
         settings: Settings | None = None,
         read_only: bool = False,
         wait_seconds: float = 0.0,
@@ -85,7 +85,7 @@ class Memory:
         """Open, or create, the memory of `user` below `home` (default: the platform's data folder).
 
         Models come from `profile`, are looked for below `models_home` (default: `home`) and loaded when first needed;
-        pass your own adapter to replace one. With
+        to replace one, pass the name of its card or an adapter of your own. With
         `llm=None` turns are encoded by rules and `recall` works, `ask` raises. A read-only memory needs no lock and
         sees what another process commits.
 

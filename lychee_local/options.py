@@ -22,6 +22,10 @@ Profile = Annotated[
     typer.Option("--profile", envvar="LYCHEE_PROFILE", help="Which set of models; `lychee models list` shows them."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document.")]
+Llm = Annotated[
+    str | None,
+    typer.Option("--llm", envvar="LYCHEE_LLM", show_default="the profile's", help="A language model of `models list`."),
+]
 NoLLM = Annotated[bool, typer.Option("--no-llm", help="Work without a language model, by rules.")]
 Items = Annotated[int | None, typer.Option("-k", help="How many items of evidence.", show_default="15")]
 Now = Annotated[str | None, typer.Option("--now", help="When the question is asked.", show_default="now")]

@@ -14,6 +14,7 @@ from itertools import zip_longest
 
 from lychee_local import dates
 from lychee_local.backends import Reranker
+from lychee_local.errors import GenerationFailed, PromptTooLong
 from lychee_local.lexicon import prompt_tokens, terms
 from lychee_local.settings import RecallSettings
 from lychee_local.store import Store
@@ -95,7 +96,10 @@ def rerank(
     pool = rerank_pool(by_route, limit)
     if reranker is None or not pool:
         return dict(by_route), () if reranker is not None else ("no reranker: ordered by retrieval scores",)
-    scores = [float(s) for s in reranker.score(question_side(plan), [document_side(c) for c in pool])]
+    try:
+        scores = [float(s) for s in reranker.score(question_side(plan), [document_side(c) for c in pool])]
+    except (GenerationFailed, PromptTooLong) as error:
+        return dict(by_route), (f"{reranker.name} could not rank: {error.message}; ordered by retrieval scores",)
     if len(scores) != len(pool) or not all(math.isfinite(s) for s in scores):
         return dict(by_route), (f"{reranker.name} returned unusable scores: ordered by retrieval scores",)
     relevance = {c.id: s if 0.0 <= s <= 1.0 else _logistic(s) for c, s in zip(pool, scores, strict=True)}

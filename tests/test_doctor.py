@@ -13,7 +13,7 @@ import pytest
 from conftest import models_home
 
 from lychee_local import cards, doctor, pull
-from lychee_local.errors import BadInput
+from lychee_local.errors import BadInput, ModelError
 
 SEGFAULT = "import ctypes\nctypes.string_at(0)\n"
 # Imports and says how it was built, as llama-cpp-python does, and dies when a model is loaded.
@@ -177,3 +177,20 @@ def test_with_real_models_everything_is_tried_and_works(smollm2_path: Path, mini
     }
     assert "384 dimensions" in found["embedder"].detail
     assert '"ripe"' in found["JSON constraint"].detail
+
+
+def test_a_model_that_would_crash_this_process_is_refused_before_it_is_loaded(home: Path, package: Path) -> None:
+    (package / "llama_cpp.py").write_text(SEGFAULT)
+    with pytest.raises(ModelError, match=r"crashed \(SIGSEGV\) while importing llama.cpp .*pip install"):
+        doctor.confirm_language_model(home, "smollm2-135m")
+
+
+@pytest.mark.model
+def test_a_model_is_tried_once_for_each_build(smollm2_path: Path, tmp_path: Path, package: Path) -> None:
+    """The second time a library that crashes goes unnoticed: the child process was not started again."""
+    link = pull.model_folder(cards.card("smollm2-135m"), tmp_path)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(smollm2_path.parent)
+    doctor.confirm_language_model(tmp_path, "smollm2-135m")
+    (package / "llama_cpp.py").write_text(SEGFAULT)
+    doctor.confirm_language_model(tmp_path, "smollm2-135m")

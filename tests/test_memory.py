@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from lychee_local import Memory, Message, RecallSettings, Settings
 from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, OverlapReranker
-from lychee_local.errors import BadInput, LycheeError, ModelMissing
+from lychee_local.errors import BadInput, GenerationFailed, LycheeError, ModelMissing
 from lychee_local.types import Calibration, Progress
 
 TALK = [
@@ -268,6 +271,28 @@ def test_a_reranker_decides_the_order(tmp_path: Path) -> None:
     relevance = [e.relevance or 0.0 for e in found.evidence]
     assert max(relevance) > 0.5
     assert relevance[0] == max(relevance)
+
+
+class OutOfOrder:
+    """A reranker whose model returns no numbers."""
+
+    name = "broken"
+
+    def score(self, question: str, passages: Sequence[str]) -> npt.NDArray[np.float32]:
+        raise GenerationFailed("NaN for 3 of 3 passages")
+
+
+def test_a_reranker_that_fails_is_named_and_costs_only_its_order(tmp_path: Path) -> None:
+    with Memory.open("ana", home=tmp_path, llm=None, embedder=embedder(), reranker=OutOfOrder()) as memory:
+        memory.remember(talk())
+        found = memory.recall("pottery class", k=3)
+    assert found.evidence
+    assert any("broken could not rank" in note for note in found.notes)
+
+
+def test_a_model_may_be_named_and_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="qwen9"):
+        Memory.open("ana", home=tmp_path, llm="qwen9", embedder=embedder())
 
 
 @pytest.mark.parametrize("question", ["", "  \n ", "\0"])
