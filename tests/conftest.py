@@ -11,6 +11,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +45,12 @@ def _located(request: pytest.FixtureRequest, name: str) -> Path:
     if request.config.getoption("--require-models"):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c() -> None:
+    """Ctrl-C is heard, here and in child processes, even where the tests were started with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
