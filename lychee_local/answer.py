@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Literal
 
 from lychee_local import dates, fence
@@ -31,7 +32,7 @@ class Reply:
 
     text: str
     cited: tuple[str, ...]
-    usage: Usage
+    usage: tuple[Usage, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -134,8 +135,8 @@ supports it.
 STYLE_RULES: dict[Style, str] = {
     "short": "Answer with the exact words or a short phrase, at most six words where possible. No sentence, no "
     "explanation, no marks.",
-    "chat": "Answer in one to three sentences, and put the number of the memory behind what you take from it, "
-    "like [2].",
+    "chat": "Answer in one to three full sentences. Behind each sentence put the number of the memory it comes from, "
+    "like this: Ana was in Rome in May [2].",
 }
 ADVICE_RULE = "This question wants advice: begin with the preferences and habits in the memories, then advise."
 
@@ -187,9 +188,9 @@ def answer(
         if on_text is not None:
             on_text(NOTHING_FOUND)
         usage = Usage("answer", llm.name, 0, 0, outcome="no evidence")
-        return Reply(NOTHING_FOUND, (), usage, ("nothing was recalled, so the model was not asked",))
+        return Reply(NOTHING_FOUND, (), (usage,), ("nothing was recalled, so the model was not asked",))
 
-    def messages(kept: int) -> tuple[ChatMessage, ...]:
+    def messages(kept: int, style: Style = style) -> tuple[ChatMessage, ...]:
         return answer_messages(
             question,
             evidence[:kept],
@@ -203,14 +204,24 @@ def answer(
     kept = _fitting(messages, len(evidence), llm, settings.answer_output_tokens)
     notes = [f"{len(evidence) - kept} of {len(evidence)} items did not fit the model"] if kept < len(evidence) else []
     done = llm.complete(messages(kept), purpose="answer", max_tokens=settings.answer_output_tokens, on_text=on_text)
+    calls = [done.usage]
+    marks = ""
+    if not _NUMBER_MARK.sub("", done.text).strip(" .\n"):
+        # A small model may point at the right memory and say nothing. Asked for a phrase without marks, it speaks.
+        marks = done.text.strip()
+        again = messages(_fitting(partial(messages, style="short"), kept, llm, settings.answer_output_tokens), "short")
+        done = llm.complete(again, purpose="answer", max_tokens=settings.answer_output_tokens, on_text=on_text)
+        calls.append(done.usage)
+        notes.append("the first answer held no words, so the model was asked again")
     if done.finish != "stop":
         notes.append(
             "the answer was cut at its token limit" if done.finish == "length" else "the answer went in circles"
         )
-    text, cited, unknown = read_citations(done.text.strip(), evidence[:kept], strip=style == "short")
+    written = f"{done.text.strip()} {marks}".strip()
+    text, cited, unknown = read_citations(written, evidence[:kept], strip=style == "short")
     if unknown:
         notes.append(f"the answer cited items that do not exist: {', '.join(map(str, unknown))}")
-    return Reply(text, cited, done.usage, tuple(notes))
+    return Reply(text, cited, tuple(calls), tuple(notes))
 
 
 def _fitting(messages: Callable[[int], tuple[ChatMessage, ...]], available: int, llm: LLM, output_tokens: int) -> int:

@@ -299,9 +299,14 @@ def _shipped() -> Path:
 
 
 def _card_paths(folder: Path) -> list[Path]:
-    if not folder.is_dir():
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".toml" and path.name != _PROFILES)
+    except FileNotFoundError:
         return []
-    return sorted(path for path in folder.glob("*.toml") if path.name != _PROFILES)
+    except OSError as error:
+        raise BadInput(
+            f"{folder} cannot be read: {error.strerror}", hint="choose another folder with --home or LYCHEE_HOME"
+        ) from error
 
 
 def _own_paths(home: Path | None) -> list[Path]:

@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     its traceback."""
     try:
         app(args=None if argv is None else list(argv), prog_name="lychee")
+    except KeyboardInterrupt:
+        sys.exit(130)
     except LycheeError as error:
         screen.err.print(Text.assemble(("error: ", "bold red"), screen.one_line(str(error))))
         sys.exit(error.exit_code)
@@ -149,7 +151,7 @@ def remember(
             }
         )
     else:
-        screen.remembered(done, pending=waiting, seconds=time.monotonic() - began)
+        screen.remembered(done, pending=waiting, seconds=time.monotonic() - began, still_open=keep_open)
 
 
 @app.command()
@@ -167,9 +169,32 @@ def consolidate(
     began = time.monotonic()
     with _memory(user, home, profile, llm=writer, read_only=False) as memory, _interruptible(memory) as watch:
         done = memory.consolidate(on_progress=watch)
-        waiting = len(memory.pending())
+        _report_encoded(memory, done, began, as_json=as_json)
+
+
+@app.command()
+def flush(
+    *,
+    session: Session = None,
+    no_llm: NoLLM = False,
+    llm: Llm = None,
+    user: User = "default",
+    home: Home = None,
+    profile: Profile = "laptop",
+    as_json: Json = False,
+) -> None:
+    """End a session, or every one: what is still open becomes a segment and is encoded."""
+    writer = _language_model(home, profile, llm, no_llm=no_llm)
+    began = time.monotonic()
+    with _memory(user, home, profile, llm=writer, read_only=False) as memory, _interruptible(memory) as watch:
+        done = memory.flush(session, on_progress=watch)
+        _report_encoded(memory, done, began, as_json=as_json)
+
+
+def _report_encoded(memory: Memory, done: Remembered, began: float, *, as_json: bool) -> None:
+    waiting = len(memory.pending())
     if as_json:
-        screen.print_json({"records": done.records, "usage": done.usage, "pending": waiting})
+        screen.print_json({"segments": done.segments, "records": done.records, "usage": done.usage, "pending": waiting})
     else:
         screen.consolidated(done, pending=waiting, seconds=time.monotonic() - began)
 
@@ -180,6 +205,8 @@ def _read(
     take = None if problems is None else problems.append
     if file is None:
         raise BadInput("nothing to remember", hint="name a file, - for standard input, or give --text")
+    if file == "-" and sys.stdin is None:
+        raise BadInput("standard input is closed", hint="name a file, or pipe the turns in")
     if file == "-":
         return intake.read(sys.stdin.buffer, conversation=conversation, given=given, on_problem=take)
     try:

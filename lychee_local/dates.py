@@ -68,6 +68,13 @@ _W = "(?:" + "|".join(sorted(_WEEKDAYS, key=len, reverse=True)) + r")\b"
 _D = r"(?:3[01]|[12]\d|0?[1-9])(?:st|nd|rd|th|\.)?"
 _Y = r"(?:1[5-9]|20|21)\d\d"
 _N = rf"(?P<n>\d{{1,4}}|{'|'.join(_COUNTS)}|(?:a\s)?couple(?:\sof)?|(?:a\s)?few|several)"
+# Verbs in the past; the words in "-ed" that describe a mood or a plan are none.
+_PAST = re.compile(
+    r"\b(?:was|were|had|did|didn|went|got|took|made|saw|said|came|met|told|gave|found|bought|brought|felt|left|ran|ate"
+    r"|won|lost|began|sat|drove|spent|wrote|read|heard|caught|taught|fell|flew|rode|sang|swam|built|sold|paid|lent|broke"
+    r"|(?!excited|scheduled|supposed|interested|tired|worried|thrilled|invited|need|indeed|feed|speed|bed)[a-z]{2,}ed)\b",
+    re.I,
+)
 _FUTURE = re.compile(
     r"\b(?:will|going to|gonna|plan|plans|planning|hope|hoping|upcoming|want to|looking forward|can't wait|scheduled)\b"
     r"|['’]ll\b",
@@ -340,7 +347,9 @@ def _bare_day(match: re.Match[str], said: date) -> tuple[DateSpan, str]:
 
 
 def _bare_weekday(match: re.Match[str], said: date) -> tuple[DateSpan, str]:
-    return _weekday_words(_weekday(said, _WEEKDAYS[match["u"].lower()], 1 if _future(match) else -1))
+    """The one before where the sentence tells what happened, else the one to come: plans are told in the present."""
+    step = -1 if _past(match) and not _future(match) else 1
+    return _weekday_words(_weekday(said, _WEEKDAYS[match["u"].lower()], step))
 
 
 def _feast(match: re.Match[str], said: date) -> tuple[DateSpan, str]:
@@ -382,6 +391,12 @@ def _closest(match: re.Match[str], said: date, of_year: Callable[[int], DateSpan
 def _future(match: re.Match[str]) -> bool:
     before = match.string[max(0, match.start() - 80) : match.start()]
     return _FUTURE.search(re.split(r"[.!?]", before)[-1]) is not None
+
+
+def _past(match: re.Match[str]) -> bool:
+    before = match.string[max(0, match.start() - 80) : match.start()]
+    after = match.string[match.end() : match.end() + 80]
+    return _PAST.search(f"{re.split('[.!?]', before)[-1]} {re.split('[.!?]', after)[0]}") is not None
 
 
 def _chinese(match: re.Match[str], said: date) -> tuple[DateSpan, str]:

@@ -298,7 +298,7 @@ _CHATTER = re.compile(
 _FIRST_PERSON = re.compile(r"\b(?:I|[Mm]y|[Mm]e|[Ww]e|[Oo]ur)\b")
 _SECOND_PERSON = re.compile(r"\b[Yy](?:ou|our|ours)\b")
 _EXAMPLE_NAMES = frozenset(("ines", "tomas", "vera"))
-# So much of a record must be words of the segment or its context; a paraphrase reaches it, an invention does not.
+# So much of a record must be words of the segment; a paraphrase reaches it, an invention does not.
 _SUPPORT = 0.5
 # A record is moved to another turn of its segment only if that turn shares this much more of its words.
 _MOVE_MARGIN = 0.3
@@ -313,8 +313,11 @@ class _Finisher:
         self._segment = segment
         self._speakers = rules.unique([line.turn.speaker for line in lines if line.turn.speaker])
         self._names = {term for name in self._speakers for term in terms(name)}
-        said = " ".join([*(f"{line.turn.name} {_readable(line)}" for line in lines), context])
-        self._said_terms = set(terms(said))
+        spoken = " ".join(f"{line.turn.name} {_readable(line)}" for line in lines)
+        said = f"{spoken} {context}"
+        # The context may name who is meant; what a record says of them must stand in the segment, or a model that
+        # writes an earlier record down again would give it this segment's turns.
+        self._said_terms = set(terms(spoken))
         self._known = set(re.findall(r"\w+", said.casefold()))
         self._known |= {digit for digit, word in _NUMERALS.items() if word in self._known}
         self._stems = {word[:_STEM] for word in self._known if len(word) > _STEM}

@@ -257,7 +257,13 @@ def _locomo_messages(
             problem = f"the input holds no conversation {_SHOWN.repr(conversation)}"
         raise BadInput(problem, hint=f"choose one with --conversation: {', '.join(names)}")
     talk = document[names.index(conversation)]["conversation"]
-    numbers = sorted(int(found[1]) for key in talk if (found := re.fullmatch(r"session_(\d+)", key)))
+    numbers = sorted(int(found[1]) for key in talk if (found := re.fullmatch(r"session_([0-9]+)", key)))
+    if odd := [
+        f"session_{number}" for number in numbers if f"session_{number}" not in talk or numbers.count(number) > 1
+    ]:
+        raise BadInput(
+            f"the sessions are numbered in an unusual way: {odd[0]}", hint="name them session_1, session_2, ..."
+        )
     refs = _Refs()
     out = []
     for number in numbers:

@@ -72,8 +72,8 @@ class Memory:
         cls,
         user: str = "default",
         *,
-        home: Path | None = None,
-        models_home: Path | None = None,
+        home: Path | str | None = None,
+        models_home: Path | str | None = None,
         profile: str = "laptop",
         llm: LLM | str | None = "auto",
         embedder: Embedder | str = "auto",
@@ -95,8 +95,8 @@ class Memory:
             StoreLocked: another process writes this memory and did not finish within `wait_seconds`.
             StoreMismatch: the memory was written with another embedder or by a newer version.
         """
-        home = home or default_home()
-        engines = Engines(profile, home=models_home or home, llm=llm, embedder=embedder, reranker=reranker)
+        home = Path(home) if home is not None else default_home()
+        engines = Engines(profile, home=Path(models_home or home), llm=llm, embedder=embedder, reranker=reranker)
         identity = engines.embedder_identity()
         store = Store.open(home, user, embedder=identity, read_only=read_only, wait_seconds=wait_seconds)
         return cls(store, engines, settings or Settings())
@@ -138,8 +138,15 @@ class Memory:
     def flush(
         self, session: str | None = None, *, encode: bool = True, on_progress: ProgressCallback | None = None
     ) -> Remembered:
-        """End a session (or, with None, every one): what is still open becomes a segment and is encoded."""
+        """End a session (or, with None, every one): what is still open becomes a segment and is encoded.
+
+        Raises:
+            BadInput: there is no such session.
+            ModelMissing: the LLM is not on this machine. Nothing changed then.
+        """
         with self._lock:
+            if session is not None and session not in self._store.sessions():
+                raise BadInput(f"there is no session {session!r}", hint="remember something in it first")
             if encode:
                 self._engines.require_llm_file()
             run = _Run(on_progress)
@@ -297,13 +304,14 @@ class Memory:
             style=style,
             on_text=on_text,
         )
-        self._store.add_usage(reply.usage)
+        for call in reply.usage:
+            self._store.add_usage(call)
         return Answer(
             found.question,
             reply.text,
             found.evidence,
             reply.cited,
-            (*found.usage, reply.usage),
+            (*found.usage, *reply.usage),
             found.notes + reply.notes,
         )
 

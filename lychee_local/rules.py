@@ -66,7 +66,7 @@ _COURTESY = re.compile(
     re.I,
 )
 _ADVERB = re.compile(
-    r"\w+ly|just|never|always|often|also|still|even|ever|already|once|sometimes|usually|finally|recently|now|then|soon|not"
+    r"\w+ly|just|almost|never|always|often|also|still|even|ever|already|once|sometimes|usually|finally|recently|now|then|soon|not"
 )
 _PAST = _words(
     """

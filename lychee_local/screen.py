@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lychee_local.doctor import Report
 
 # soft_wrap leaves the folding of long lines to the terminal, and a pipe gets each line, and each row of a table, whole.
-out = Console(soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
+out = Console(soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout and sys.stdout.isatty() else 200)
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -269,7 +269,7 @@ def notes(said: Iterable[str]) -> None:
         err.print(Text(f"note: {visible(note)}", style="yellow"))
 
 
-def remembered(done: Remembered, *, pending: int, seconds: float) -> None:
+def remembered(done: Remembered, *, pending: int, seconds: float, still_open: bool) -> None:
     line = f"{count(len(done.turns), 'turn')} stored"
     if done.skipped:
         line += f", {number(done.skipped)} were there already"
@@ -278,6 +278,8 @@ def remembered(done: Remembered, *, pending: int, seconds: float) -> None:
         line += f"; {number(sum(u.prompt_tokens + u.output_tokens for u in done.usage))} tokens"
     out.print(f"{line}; {duration(seconds)}")
     _waiting(pending)
+    if still_open:
+        out.print("the session stays open and can be searched; lychee flush ends it and encodes the rest")
 
 
 def consolidated(done: Remembered, *, pending: int, seconds: float) -> None:

@@ -99,7 +99,7 @@ def test_an_answer_cites_evidence_by_id() -> None:
     )
     assert reply.cited == ("record:1", "turn:S2:4")
     assert reply.text == "".join(heard)
-    assert (reply.usage.purpose, reply.notes) == ("answer", ())
+    assert ([u.purpose for u in reply.usage], reply.notes) == (["answer"], ())
     system, user = llm.calls[0].messages
     assert "never" in system.content
     assert user.content.endswith("Question: Where did Ana move?")
@@ -145,7 +145,7 @@ def test_without_evidence_the_model_is_not_asked() -> None:
     llm = FakeLLM([])
     reply = answer.answer("Where?", [], llm=llm, now=None, settings=SETTINGS)
     assert (reply.text, reply.cited, llm.calls) == (answer.NOTHING_FOUND, (), [])
-    assert (reply.usage.prompt_tokens, reply.usage.output_tokens) == (0, 0)
+    assert [(u.prompt_tokens, u.output_tokens) for u in reply.usage] == [(0, 0)]
 
 
 def test_evidence_that_does_not_fit_is_left_out_from_the_worst_up() -> None:
@@ -179,3 +179,12 @@ def test_an_answer_that_did_not_end_says_so(finish: str, note: str) -> None:
     reply = answer.answer("Where?", [NOTE], llm=llm, now=None, settings=SETTINGS)
     assert reply.text == "Rome and Rome and"
     assert note in reply.notes[0]
+
+
+def test_an_answer_of_marks_alone_is_asked_for_again_and_keeps_them() -> None:
+    llm = FakeLLM(["[1]", "in May"])
+    reply = answer.answer("When did Ana move?", (NOTE,), llm=llm, now=None, settings=SETTINGS)
+    assert reply.text == "in May [1]"
+    assert reply.cited == (NOTE.id,)
+    assert len(reply.usage) == 2
+    assert "asked again" in reply.notes[0]

@@ -74,11 +74,13 @@ def test_help_loads_no_engine_and_names_every_verb() -> None:
         f"import sys; from lychee_local import cli; assert not {ENGINES!r} & set(sys.modules), sys.modules; cli.main()"
     )
     done = subprocess.run([sys.executable, "-c", check, "--help"], capture_output=True, text=True, check=True)
-    for verb in ("remember", "recall", "ask", "show", "stats", "consolidate", "models", "doctor", "demo"):
+    for verb in ("remember", "recall", "ask", "show", "stats", "flush", "consolidate", "models", "doctor", "demo"):
         assert f" {verb} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["remember", "recall", "ask", "show", "stats", "consolidate", "demo", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["remember", "recall", "ask", "show", "stats", "flush", "consolidate", "demo", "doctor"]
+)
 def test_every_command_has_help_and_json(lychee: Lychee, command: str) -> None:
     done = lychee(command, "--help")
     assert done.code == 0
@@ -256,6 +258,18 @@ def test_a_question_of_ten_thousand_words_finds_what_it_asks(lychee: Lychee) -> 
     done = lychee("recall", "please tell me " * 3_333 + "what colour is the bicycle?", "--json")
     assert done.code == 0
     assert "bicycle is green" in done.json["evidence"][0]["text"]
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+def test_a_text_stays_open_until_its_session_is_flushed(lychee: Lychee) -> None:
+    said = lychee(
+        "remember", "--text", "I moved to Lisbon last week.", "--speaker", "Ana", "--session", "m", "--no-llm"
+    )
+    assert "lychee flush" in said.out
+    assert lychee("show", "--records", "--json").json == []
+    assert len(lychee("flush", "--session", "m", "--no-llm", "--json").json["segments"]) == 1
+    assert len(lychee("show", "--records", "--json").json) == 1
 
 
 @pytest.mark.model

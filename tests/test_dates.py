@@ -257,3 +257,18 @@ def test_long_input_takes_time_in_proportion(text: str) -> None:
     started = time.process_time()
     find(text, MONDAY)
     assert time.process_time() - started < 10.0
+
+
+@pytest.mark.parametrize(
+    ("text", "day"),
+    [
+        ("My sister Marta visits on Friday.", date(2024, 5, 17)),
+        ("The lesson is on Tuesday.", date(2024, 5, 14)),
+        ("I am so excited about the recital on Saturday!", date(2024, 5, 18)),
+        ("We went to the lake on Friday.", date(2024, 5, 10)),
+        ("On Friday I finished the fence.", date(2024, 5, 10)),
+        ("She called on Tuesday. The lesson is on Wednesday.", date(2024, 5, 7)),
+    ],
+)
+def test_a_bare_weekday_lies_behind_only_where_the_sentence_tells_the_past(text: str, day: date) -> None:
+    assert find(text, date(2024, 5, 13))[0].span == DateSpan(day, day, "day")

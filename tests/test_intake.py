@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from datetime import date, datetime
 from importlib import resources
 from pathlib import Path
@@ -291,3 +292,14 @@ def test_the_sample_is_a_valid_conversation_and_its_questions_point_into_it() ->
     questions = json.loads((folder / "everyday-questions.json").read_text(encoding="utf-8"))
     assert all(set(q["evidence"]) <= refs for q in questions["questions"])
     assert datetime.fromisoformat(questions["now"]) > max(m.at for m in found if m.at is not None)
+
+
+@pytest.mark.parametrize("keys", [("session_01",), ("session_1", "session_01")])
+def test_sessions_that_are_numbered_in_an_unusual_way_are_refused_not_mixed_up(
+    tmp_path: Path, keys: Sequence[str]
+) -> None:
+    file = tmp_path / "odd.json"
+    talk = {key: [{"speaker": "Ana", "text": key, "dia_id": f"D{n}:1"}] for n, key in enumerate(keys)}
+    file.write_text(json.dumps([{"sample_id": "x", "conversation": talk}]))
+    with pytest.raises(BadInput, match="session_1"):
+        intake.read_locomo(file, "x")

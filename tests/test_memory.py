@@ -142,6 +142,13 @@ def test_remembering_again_stores_nothing_twice(tmp_path: Path) -> None:
         assert len(memory.turns()) == len(TALK)
 
 
+def test_a_home_may_be_given_as_text_and_an_unknown_session_is_named(tmp_path: Path) -> None:
+    with Memory.open("ana", home=str(tmp_path), llm=None, embedder=embedder(), reranker=None) as memory:
+        memory.remember(talk())
+        with pytest.raises(BadInput, match="tuesday"):
+            memory.flush("tuesday")
+
+
 def test_equal_words_without_a_reference_are_two_turns(tmp_path: Path) -> None:
     with opened(tmp_path) as memory:
         memory.remember(["yes", "yes"])

@@ -474,6 +474,43 @@ def test_the_lock_of_another_process(tmp_path: Path) -> None:
         child.kill()
 
 
+def test_a_fork_does_not_inherit_the_right_to_write(tmp_path: Path) -> None:
+    """Parent and child hold the same open lock file; were both to write, one would overwrite the other's commit."""
+    with opened(tmp_path) as store:
+        say(store, "S1", 1)
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                say(store, "S1", 1)
+            except StoreError as error:
+                os.write(tell, str(error).encode())
+            os._exit(0)
+        os.close(tell)
+        os.waitpid(child, 0)
+        assert b"forked" in os.read(told, 1000)
+        os.close(told)
+        say(store, "S1", 1)
+    with opened(tmp_path) as store:
+        assert len(store.turns("S1")) == 2
+
+
+def test_stats_may_be_asked_while_another_thread_commits(tmp_path: Path) -> None:
+    with opened(tmp_path) as store, opened(tmp_path, read_only=True) as reader:
+        writer = threading.Thread(target=lambda: [say(store, "S1", 1) for _ in range(60)])
+        writer.start()
+        while writer.is_alive():
+            assert reader.stats().bytes["manifest.json"] > 0
+        writer.join()
+
+
+def test_lost_exchange_rows_are_noticed_on_open(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    (user_folder(tmp_path, "ana") / "decisions.f32").unlink()
+    with pytest.raises(StoreDamaged, match=r"decisions\.f32"):
+        opened(tmp_path)
+
+
 def test_a_reader_follows_a_writer(tmp_path: Path) -> None:
     with filled(tmp_path) as writer:
         reader = opened(tmp_path, read_only=True)

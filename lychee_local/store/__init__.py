@@ -7,6 +7,7 @@ through a `Transaction`, which is durable as a whole or not at all. One process 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -274,7 +275,7 @@ class Store:
                 segments=len(state.segments),
                 records=len(state.records),
                 nodes=len(state.nodes),
-                bytes={p.name: p.stat().st_size for p in sorted(self.path.iterdir())},
+                bytes=_sizes(self.path),
             )
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -354,6 +355,9 @@ class Store:
         state = State(manifest.embedder.dimension, exact_below=self._exact_below)
         nothing = dict.fromkeys(manifest.files, Extent())
         state.apply(self._read(nothing, manifest), dict.fromkeys(manifest.files, 0))
+        rows = self.path / files.DECISION_ROWS
+        if manifest.files[files.DECISION_ROWS].bytes > (rows.stat().st_size if rows.is_file() else 0):
+            raise damaged(rows, 1 + (rows.stat().st_size if rows.is_file() else 0) // (4 * manifest.embedder.dimension))
         state.turn_index.restore(self.path / "turns.hnsw")
         state.record_index.restore(self.path / "records.hnsw")
         return state
@@ -432,6 +436,15 @@ class Store:
         finally:
             self._in_transaction = False
             self._writing.release()
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes by file name, without the drafts that a writer makes and moves away while this looks."""
+    found: dict[str, int] = {}
+    for path in sorted(folder.iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            found[path.name] = path.stat().st_size
+    return found
 
 
 def _counts(manifest: Manifest) -> dict[str, int]:

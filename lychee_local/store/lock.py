@@ -39,10 +39,17 @@ class WriterLock:
                     f"{folder} is being written by {holder}",
                     hint="close that program, or wait for it with wait_seconds; reading needs no lock",
                 ) from error
+        self._pid = os.getpid()
         since = datetime.now(UTC).isoformat(timespec="seconds")
         owner = canonical({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, owner + b"\n", 0)
+
+    @property
+    def ours(self) -> bool:
+        """Whether this process took the lock. A fork inherits the open file, and with it the lock, but must not write:
+        parent and child would overwrite each other's commits."""
+        return self._pid == os.getpid()
 
     def _holder(self) -> str:
         try:

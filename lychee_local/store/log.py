@@ -225,9 +225,9 @@ class Log:
             )
 
     def _create(self, name: str, embedder: EmbedderIdentity) -> tuple[bytes, Manifest]:
+        self._require_empty()
         if self.read_only:
             raise StoreError(f"there is no memory of {name!r} in {self.path}", hint="remember something first")
-        self._require_empty()
         manifest = Manifest(name, embedder)
         raw = manifest.dump()
         self._replace_manifest(raw)
@@ -274,6 +274,10 @@ class Log:
         """
         if self._lock is None:
             raise StoreError(f"{self.path} was opened read-only", hint="open it without read_only to write")
+        if not self._lock.ours:
+            raise StoreError(
+                f"{self.path} was opened before this process was forked", hint="open it anew in the child process"
+            )
         if self._broken:
             raise StoreError(self._broken, hint="close this memory and open it again")
         files, appended = self._appends(batch)

@@ -114,7 +114,7 @@ class Manifest:
             )
             files = {name: Extent(**extent) for name, extent in content["files"].items()}
             return cls(content["user"], identity, content["generation"], files)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreDamaged(
                 f"{path} is damaged ({error}): the lines are still there, but not which of them are committed",
                 hint="restore the folder from a backup",
