@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import platformdirs
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from lychee_local.errors import BadInput, ModelError
+from lychee_local.errors import BadInput, ModelError, StoreError
 from lychee_local.types import Calibration
 
 T = TypeVar("T")
@@ -304,7 +304,7 @@ def _card_paths(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise BadInput(
+        raise StoreError(
             f"{folder} cannot be read: {error.strerror}", hint="choose another folder with --home or LYCHEE_HOME"
         ) from error
 

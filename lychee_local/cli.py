@@ -42,6 +42,23 @@ app = typer.Typer(
 app.add_typer(cli_models.app, name="models")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from lychee_local import __version__
+
+        typer.echo(f"lychee-local {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Long-term memory for AI assistants that runs entirely on your own machine."""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The `lychee` command. The only place where an error of this package ends; any other error is a bug and shows
     its traceback."""
@@ -52,6 +69,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     except LycheeError as error:
         screen.err.print(Text.assemble(("error: ", "bold red"), screen.one_line(str(error))))
         sys.exit(error.exit_code)
+    except OSError as error:
+        # Of this machine, not of the memory, whose own come as StoreError: an output that is full or was closed.
+        where = error.filename or "the output"
+        screen.err.print(Text.assemble(("error: ", "bold red"), screen.one_line(f"{where}: {error.strerror or error}")))
+        sys.exit(1)
 
 
 @contextmanager
@@ -127,6 +149,8 @@ def remember(
     else:
         messages = _read(file, conversation, given, problems if skip_bad else None)
     _report_skipped(problems)
+    if problems and not messages:
+        raise BadInput("no line of the input could be used")
     writer = None if later else _language_model(home, profile, llm, no_llm=no_llm)
     began = time.monotonic()
     with _memory(user, home, profile, llm=writer, read_only=False) as memory, _interruptible(memory) as watch:
@@ -370,6 +394,8 @@ def show(
 def _show(values: Sequence[T], view: Callable[[Sequence[T]], None], as_json: bool) -> None:
     if as_json:
         screen.print_json(values)
+    elif not values:
+        screen.notes(["nothing yet; lychee stats says what is stored, lychee flush ends and encodes open sessions"])
     else:
         view(values)
 

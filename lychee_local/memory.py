@@ -26,7 +26,7 @@ from lychee_local.errors import BadInput, ModelMissing
 from lychee_local.rules import encode_by_rules
 from lychee_local.segment import Segmenter, closed_exchanges, embedding_text
 from lychee_local.settings import Settings
-from lychee_local.store import Store
+from lychee_local.store import Store, require_folder
 from lychee_local.types import (
     Answer,
     Decision,
@@ -96,6 +96,7 @@ class Memory:
             StoreMismatch: the memory was written with another embedder or by a newer version.
         """
         home = Path(home) if home is not None else default_home()
+        require_folder(home)
         engines = Engines(profile, home=Path(models_home or home), llm=llm, embedder=embedder, reranker=reranker)
         identity = engines.embedder_identity()
         store = Store.open(home, user, embedder=identity, read_only=read_only, wait_seconds=wait_seconds)

@@ -260,6 +260,25 @@ def test_a_question_of_ten_thousand_words_finds_what_it_asks(lychee: Lychee) -> 
     assert "bicycle is green" in done.json["evidence"][0]["text"]
 
 
+def test_an_output_that_is_full_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lychee_local", "models", "list"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "No space left on device" in done.stderr
+
+
+def test_a_home_that_cannot_be_one_is_named_as_the_cause(lychee: Lychee, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for home in (str(file / "below"), str(tmp_path / ("d" * 300))):
+        done = lychee("stats", "--home", home)
+        assert done.code == 3
+        assert "choose another home" in done.err
+
+
 @pytest.mark.model
 @pytest.mark.usefixtures("models")
 def test_a_text_stays_open_until_its_session_is_flushed(lychee: Lychee) -> None:

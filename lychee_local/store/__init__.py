@@ -24,14 +24,23 @@ from lychee_local.store import manifest as files
 from lychee_local.store.check import check
 from lychee_local.store.codec import EncodingLine, NodeLine, TurnLine
 from lychee_local.store.log import Batch, Disk, Log, damaged, read_lines, read_rows, read_usage
-from lychee_local.store.manifest import EmbedderIdentity, Extent, Manifest, user_folder
+from lychee_local.store.manifest import EmbedderIdentity, Extent, Manifest, require_folder, user_folder
 from lychee_local.store.nodes import VECTOR_KINDS, label_text, nodes_of_encoding
 from lychee_local.store.state import State
 from lychee_local.store.transaction import Transaction
 from lychee_local.store.vectors import EXACT_BELOW, VectorHit, VectorIndex, Vectors, unit_rows
 from lychee_local.types import Decision, Node, NodeKind, Record, Segment, TimeRange, Turn, Usage
 
-__all__ = ["EmbedderIdentity", "Store", "StoreStats", "Transaction", "VectorHit", "check", "user_folder"]
+__all__ = [
+    "EmbedderIdentity",
+    "Store",
+    "StoreStats",
+    "Transaction",
+    "VectorHit",
+    "check",
+    "require_folder",
+    "user_folder",
+]
 
 Field = Literal["turns", "records", "nodes"]
 

@@ -145,6 +145,17 @@ def user_name(user: str) -> str:
     return name
 
 
+def require_folder(home: Path) -> None:
+    """Raise StoreError where `home` is no folder and cannot become one, before anything is looked for below it."""
+    try:
+        nearest = next(p for p in (home, *home.absolute().parents) if p.exists())
+        usable = nearest.is_dir()
+    except OSError as error:
+        raise StoreError(f"{str(home)[:200]} cannot be used: {error.strerror}", hint="choose another home") from error
+    if not usable:
+        raise StoreError(f"{home} cannot be a folder: {nearest} is a file", hint="choose another home")
+
+
 def user_folder(home: Path, user: str) -> Path:
     """Where the memory of `user` lies: a readable part for people and a hash of the name, so that names that differ
     only by case, or that read the same once simplified, never share a folder. The only place that makes this path."""
