@@ -64,8 +64,9 @@ class Memory:
         self._settings = settings
         self._segmenter = Segmenter(settings.segment, store.embedder.calibration)
         self._words = channels.Words()
+        self._words_lock = threading.Lock()  # not the one above: recall does not wait for an encoding
         self._replayed: set[str] = set()
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # one writing call at a time
 
     @classmethod
     def open(
@@ -330,7 +331,7 @@ class Memory:
         queries = plan.embedding_queries(made)
         vectors = dict(zip(queries, self.embed(queries, kind="query"), strict=True))
         budget = max(k or settings.k, 1)
-        with self._lock:
+        with self._words_lock:
             self._words.update(self._store)
         by_route = channels.recall(
             made,

@@ -353,6 +353,25 @@ def test_threads_may_write_at_once(tmp_path: Path) -> None:
         assert sorted(t.index for t in memory.turns()) == list(range(40))
 
 
+def test_recall_does_not_wait_for_an_encoding(tmp_path: Path) -> None:
+    encoding, recalled = threading.Event(), threading.Event()
+
+    def slow(call: FakeCall) -> str:
+        encoding.set()
+        assert recalled.wait(30), "recall waited for the language model"
+        return extraction(call)
+
+    with opened(tmp_path, FakeLLM(slow)) as memory:
+        memory.remember(talk())
+        writer = threading.Thread(target=memory.flush)
+        writer.start()
+        assert encoding.wait(30)
+        assert "bicycle" in memory.recall("Who bought a red bicycle?").evidence[0].text
+        recalled.set()
+        writer.join()
+        assert memory.records()
+
+
 @pytest.mark.model
 class TestOnRealModels:
     """SmolLM2 writes valid JSON and useless content: structure, provenance and repetition count, never content."""
