@@ -92,6 +92,8 @@ def _day(said: datetime | None) -> str:
     return f"{said.day} {said:%B %Y}" if said is not None else ""
 
 
+# A small model may write (6) for [6]; only at the end of a sentence, where no number of its own would stand.
+_ROUND_MARK = re.compile(r"\((\d{1,2})\)(?=\s*(?:[.!?]|$))")
 _NUMBER_MARK = re.compile(r"\[(\s*\d{1,9}(?:\s*,\s*\d{1,9})*\s*)\]")
 
 
@@ -217,7 +219,7 @@ def answer(
         notes.append(
             "the answer was cut at its token limit" if done.finish == "length" else "the answer went in circles"
         )
-    written = f"{done.text.strip()} {marks}".strip()
+    written = _ROUND_MARK.sub(r"[\1]", f"{done.text.strip()} {marks}".strip())
     text, cited, unknown = read_citations(written, evidence[:kept], strip=style == "short")
     if unknown:
         notes.append(f"the answer cited items that do not exist: {', '.join(map(str, unknown))}")

@@ -188,3 +188,16 @@ def test_an_answer_of_marks_alone_is_asked_for_again_and_keeps_them() -> None:
     assert reply.cited == (NOTE.id,)
     assert len(reply.usage) == 2
     assert "asked again" in reply.notes[0]
+
+
+def test_a_mark_in_round_brackets_counts_at_the_end_of_a_sentence() -> None:
+    llm = FakeLLM(["She moved (at last) in May (1)."])
+    reply = answer.answer("When did Ana move?", (NOTE,), llm=llm, now=None, settings=SETTINGS)
+    assert (reply.text, reply.cited) == ("She moved (at last) in May [1].", (NOTE.id,))
+
+
+def test_the_oldest_evidence_is_read_first() -> None:
+    llm = FakeLLM(["in May"])
+    answer.answer("When did Ana move?", (LATER, PASSAGE), llm=llm, now=None, settings=SETTINGS)
+    prompt = llm.calls[0].prompt
+    assert prompt.index("[2] Mentioned: 3 July 2023") < prompt.index("[1] Mentioned: 1 August 2023")
