@@ -77,8 +77,8 @@ class RecallSettings:
     # What the shown evidence may cost in a prompt, in tokens; None leaves the number of items as the only limit, as in
     # the paper. Prompt tokens are seconds on a CPU.
     evidence_tokens: int | None = 1_800
-    # The paper orders by relevance. In the order of time a small model sees what is still true (benchmarks/LOG.md, "Order
-    # of the evidence").
+    # The paper orders by relevance; in the order of time a small model sees what is still true (benchmarks/LOG.md,
+    # "Order of the evidence").
     evidence_order: Literal["relevance", "time"] = "time"
 
 
