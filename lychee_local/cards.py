@@ -301,7 +301,7 @@ def _shipped() -> Path:
 def _card_paths(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == ".toml" and path.name != _PROFILES)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise StoreError(

@@ -88,10 +88,12 @@ def _language_model(home: Path | None, profile: str, chosen: str | None, *, no_l
     """The name of the model that will write, None for none; proven to be here and to run before anything is stored."""
     from lychee_local import cards, doctor, pull
     from lychee_local.errors import ModelMissing
+    from lychee_local.store import require_folder
 
     if no_llm and chosen is not None:
         raise BadInput(f"both --no-llm and --llm {chosen} were given", hint="leave one of them out")
     home = home or cards.default_home()
+    require_folder(home)
     name = None if no_llm else chosen or cards.profile(profile).llm
     if name is None:
         return None

