@@ -1,8 +1,8 @@
-"""Recall: a plan and the vectors of its queries in, candidates per route out; and the source windows around them.
+"""Recall: a plan and the vectors of its queries in, candidates per route out.
 
-Owns the channels (records, evidence nodes, temporal nodes, raw turns, words) and their field scores, and the reading of
-neighbouring turns. Refuses to rank routes against each other, to call a model, or to add scores of different scales:
-where two rankings of the same things meet, ranks are fused and the scores of one scale are handed out in that order.
+Owns the channels (records, evidence nodes, temporal nodes, raw turns, words) and their field scores. Refuses to rank
+routes against each other, to call a model, or to add scores of different scales: where two rankings of the same things
+meet, ranks are fused and the scores of one scale are handed out in that order.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from itertools import zip_longest
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lychee_local import dates
-from lychee_local.lexicon import Lexicon, prompt_tokens, terms
 from lychee_local.settings import RecallSettings
 from lychee_local.store import Store, VectorHit
-from lychee_local.strategy import STRATEGIES, Strategy, similarity
+from lychee_local.strategy import STRATEGIES, similarity
 from lychee_local.types import (
     Calibration,
     Candidate,
@@ -31,8 +29,10 @@ from lychee_local.types import (
     QuestionType,
     Record,
     Route,
+    Scope,
     TimeRange,
     Turn,
+    turn_place,
 )
 
 Vector = npt.NDArray[np.float32]
@@ -52,27 +52,8 @@ PLAN_DEPTH = 15
 CONTEXT_DEPTH = 1_000
 # How much of a neighbour's score a turn inherits in the context ranking.
 CONTEXT_SHARE = 0.5
-
-
-class Words:
-    """The lexical channel's index: every turn and record of a store by its words. `update` reads only what is new."""
-
-    def __init__(self) -> None:
-        self.turns = Lexicon()
-        self.records = Lexicon()
-        self._read: dict[str, tuple[int, int]] = {}
-
-    def update(self, store: Store) -> None:
-        """Bring the index up to the store's present content; starts anew where something was removed from the store."""
-        sizes = {s: (len(store.turns(s)), len(store.records(s))) for s in store.sessions()}
-        if any(sizes.get(s, (0, 0))[i] < read[i] for s, read in self._read.items() for i in (0, 1)):
-            self.turns, self.records, self._read = Lexicon(), Lexicon(), {}
-        for session, size in sizes.items():
-            turns_read, records_read = self._read.get(session, (0, 0))
-            turns, records = store.turns(session)[turns_read:], store.records(session)[records_read:]
-            self.turns.add([t.id for t in turns], [t.line for t in turns])
-            self.records.add([r.id for r in records], [r.text for r in records])
-            self._read[session] = size
+# Of a node's records, the newest that it leads to: the node of a person who is always spoken of points to everything.
+NODE_RECORDS = 512
 
 
 # --- recall ----------------------------------------------------------------------------------------------------------
@@ -86,18 +67,14 @@ def recall(
     k: int,
     settings: RecallSettings,
     calibration: Calibration,
-    words: Words | None = None,
+    scope: Scope | None = None,
 ) -> dict[str, tuple[Candidate, ...]]:
     """Candidates of every route of `plan`, by route id, best field score first, ties by id (docs/method.md 5.2 to 5.5).
 
     `vectors` holds the unit vector of every text of `plan.variants(route)`. `settings.channels` names the channels that
-    run; "lexical" uses `words`, or an index made for this call alone. Budgets follow from max(k, 15).
+    run; `scope` limits what they may find. Budgets follow from max(k, 15).
     """
-    if words is None:
-        words = Words()
-        if "lexical" in settings.channels:
-            words.update(store)
-    search = _Search(plan, vectors, store, max(k, PLAN_DEPTH), settings, calibration, words)
+    search = _Search(plan, vectors, store, max(k, PLAN_DEPTH), settings, calibration, scope)
     return {route.id: search.route(route) for route in plan.routes}
 
 
@@ -132,9 +109,9 @@ class _Search:
         depth: int,
         settings: RecallSettings,
         calibration: Calibration,
-        words: Words,
+        scope: Scope | None,
     ) -> None:
-        self.plan, self.store, self.settings, self.calibration, self.words = plan, store, settings, calibration, words
+        self.plan, self.store, self.settings, self.calibration, self.scope = plan, store, settings, calibration, scope
         self.strategy = STRATEGIES[plan.question_type]
         self.depth = depth
         self.node_budget = max(1, int(max(3 * depth, 30) * self.strategy.node))
@@ -153,8 +130,8 @@ class _Search:
         if name not in self.settings.channels or not texts:
             return {}
         matrix = np.stack([vectors[text] for text in texts]).astype(np.float32, copy=False)
-        kinds = tuple(NODE_WEIGHTS) if name == "nodes" else None
-        return dict(zip(texts, self.store.search(name, matrix, k, node_kinds=kinds), strict=True))
+        kinds, scope = (tuple(NODE_WEIGHTS), None) if name == "nodes" else (None, self.scope)
+        return dict(zip(texts, self.store.search(name, matrix, k, node_kinds=kinds, scope=scope), strict=True))
 
     def route(self, route: Route) -> tuple[Candidate, ...]:
         records: dict[str, _Draft] = {}
@@ -167,7 +144,9 @@ class _Search:
             self._nodes(query, records)
         self._records(queries, records)
         self._turns(queries, turns)
-        found = [self._from_record(self.store.record(i), draft, when) for i, draft in records.items()]
+        known = ((self.store.record(i), draft) for i, draft in records.items())
+        # A node leads to its records whatever the scope.
+        found = [self._from_record(r, draft, when) for r, draft in known if self.scope is None or self.scope.holds(r)]
         found += [self._from_turn(self.store.turn(i), draft, when) for i, draft in turns.items()]
         found = [replace(c, routes=(route.id,)) for c in found]
         return tuple(sorted(found, key=lambda c: (-c.field_score, c.id)))
@@ -176,7 +155,8 @@ class _Search:
 
     def _temporal(self, when: TimeRange, drafts: dict[str, _Draft]) -> None:
         scored = [
-            (DATE_SCORES.get(n.key.partition(":")[0], DATE_SCORE_OTHER), n) for n in self.store.temporal_nodes(when)
+            (DATE_SCORES.get(n.key.partition(":")[0], DATE_SCORE_OTHER), n)
+            for n in self.store.temporal_nodes(when, latest=NODE_RECORDS)
         ]
         scored.sort(key=lambda pair: (-pair[0], pair[1].id))
         label = f"{when.since or ''} to {when.until or ''}".strip()
@@ -187,7 +167,7 @@ class _Search:
     def _nodes(self, query: str, drafts: dict[str, _Draft]) -> None:
         taken: dict[NodeKind, int] = {}
         for hit in self.hits["nodes"].get(query, ()):
-            node = self.store.node(hit.id)
+            node = self.store.node(hit.id, latest=NODE_RECORDS)
             taken[node.kind] = taken.get(node.kind, 0) + 1
             r = similarity(hit.cosine, self.calibration)
             if taken[node.kind] > self.node_budget or r == 0.0:
@@ -200,7 +180,8 @@ class _Search:
         dense = self._best("records", queries, self.record_budget)
         rankings = [list(dense)]
         if "lexical" in self.settings.channels:
-            rankings.append([i for i, _ in self.words.records.search(" ".join(queries), self.record_budget)])
+            said = self.store.words("records", " ".join(queries), self.record_budget, scope=self.scope)
+            rankings.append([i for i, _ in said])
         scores = self._fuse(dense, rankings, RECORD_BASE, RECORD_SLOPE)
         self._enter("records", scores, dense, rankings[1:], queries, drafts)
 
@@ -209,7 +190,7 @@ class _Search:
         dense = dict(list(everything.items())[: self.turn_budget])
         rankings = [list(dense)]
         if "lexical" in self.settings.channels:
-            found = dict(self.words.turns.search(" ".join(queries), CONTEXT_DEPTH))
+            found = dict(self.store.words("turns", " ".join(queries), CONTEXT_DEPTH, scope=self.scope))
             rankings += [list(found)[: self.turn_budget], self._with_context(found)]
             if everything:
                 rankings.append(self._with_context(everything))
@@ -227,7 +208,7 @@ class _Search:
     def _with_context(self, scores: Mapping[str, float]) -> list[str]:
         """The best turns when each is judged together with the turns before and after it, in the same session."""
         lowest = min(scores.values(), default=0.0)
-        placed = {(t.session, t.index): score for t, score in ((self.store.turn(i), s) for i, s in scores.items())}
+        placed = {turn_place(i): score for i, score in scores.items()}
 
         def judged(place: tuple[str, int]) -> float:
             session, index = place
@@ -365,183 +346,3 @@ def _turn_date_bonus(turn: Turn, when: TimeRange | None) -> float:
 
 def _any_overlap(when: TimeRange, spans: Iterable[DateSpan]) -> bool:
     return any(when.overlaps(span.start, span.end) for span in spans)
-
-
-# --- local evidence expansion (docs/method.md 5.6) --------------------------------------------------------------------
-
-
-def windows(
-    plan: Plan,
-    by_route: Mapping[str, tuple[Candidate, ...]],
-    store: Store,
-    *,
-    k: int,
-    tokens: int | None = None,
-) -> dict[str, tuple[Candidate, ...]]:
-    """Put the turns around the best candidates of every route beside them.
-
-    Anchors are the best k of each route, at most the strategy's number, and with `tokens` only as many as fit, the
-    routes taking turns. Windows are merged over all routes, so no turn stands in two of them, and a raw turn inside a
-    window is replaced by it: the window takes over the turn's scores, channels and queries. Records stay. The window's
-    `turns` are those whose lines it really shows.
-    """
-    strategy = STRATEGIES[plan.question_type]
-    pools = dict(by_route)
-    if plan.question_type == "prior_assistant_response":
-        pools = {route: (*pool, *_answer_windows(pool, store, strategy)) for route, pool in pools.items()}
-    places = _merge(_spans(pools, store, strategy, k, tokens), strategy.merge_gap)
-    wanted = set(terms(" ".join(text for route in plan.routes for text in plan.variants(route))))
-    return {route: _placed(route, pool, places, store, strategy, wanted) for route, pool in pools.items()}
-
-
-def _spans(
-    pools: Mapping[str, Sequence[Candidate]], store: Store, strategy: Strategy, k: int, tokens: int | None
-) -> list[tuple[str, int, int]]:
-    """The turn ranges around the anchors of all routes: first every route's best, then every route's second, ..."""
-    limit = min(max(k, 1), strategy.anchors)
-    ranked = [sorted((c for c in pool if c.turns), key=_anchor_order)[:limit] for pool in pools.values()]
-    spans: list[tuple[str, int, int]] = []
-    shown: set[tuple[str, int]] = set()
-    spent = 0
-    for anchor in (c for row in zip_longest(*ranked) for c in row if c is not None):
-        turns = store.turns(anchor.session)
-        start = max(0, min(anchor.turns) - strategy.window)
-        end = min(max(anchor.turns) + strategy.window, len(turns) - 1)
-        fresh = {(anchor.session, i) for i in range(start, end + 1)} - shown
-        spent += sum(prompt_tokens(turns[i].line) for _, i in fresh)
-        if tokens is not None and spent > tokens and spans:
-            break
-        shown |= fresh
-        spans.append((anchor.session, start, end))
-    return spans
-
-
-def _anchor_order(candidate: Candidate) -> tuple[float, str]:
-    return -max(candidate.relevance or 0.0, candidate.field_score, candidate.similarity), candidate.id
-
-
-def _answer_windows(candidates: Sequence[Candidate], store: Store, strategy: Strategy) -> tuple[Candidate, ...]:
-    """The assistant's answers near the best raw turns, each with the user turn before it (5.6 a)."""
-    found: dict[str, Candidate] = {}
-    raw = sorted((c for c in candidates if c.kind == "turn"), key=_anchor_order)[:20]
-    for anchor in raw:
-        turns, here = store.turns(anchor.session), anchor.turns[0]
-        if turns[here].role == "assistant":
-            targets = [here]
-        else:
-            following = range(here + 1, min(here + 1 + strategy.window, len(turns)))
-            targets = [i for i in following if turns[i].role == "assistant"][:2]
-        for target in targets:
-            asked = [i for i in range(max(0, target - strategy.window), target) if turns[i].role == "user"][-1:]
-            score = min(1.0, anchor.field_score + 0.04 + 0.18)
-            shown = [turns[i] for i in (*asked, target)]
-            window = _window(anchor, shown, score)
-            if window.id not in found or found[window.id].field_score < score:
-                found[window.id] = window
-    return tuple(found.values())
-
-
-def _merge(spans: Iterable[tuple[str, int, int]], gap: int) -> dict[str, list[tuple[int, int]]]:
-    """Turn ranges by session, joined where they overlap or lie within gap + 1 turns."""
-    merged: dict[str, list[tuple[int, int]]] = {}
-    for session, start, end in sorted(spans):
-        ranges = merged.setdefault(session, [])
-        if ranges and start <= ranges[-1][1] + gap + 1:
-            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))
-        else:
-            ranges.append((start, end))
-    return merged
-
-
-def _placed(
-    route: str,
-    candidates: Sequence[Candidate],
-    places: Mapping[str, list[tuple[int, int]]],
-    store: Store,
-    strategy: Strategy,
-    wanted: set[str],
-) -> tuple[Candidate, ...]:
-    kept: list[Candidate] = []
-    inside: dict[tuple[str, int, int], list[Candidate]] = {}
-    for candidate in candidates:
-        holders = [
-            (candidate.session, start, end)
-            for start, end in places.get(candidate.session, ())
-            if candidate.turns and start <= min(candidate.turns) and max(candidate.turns) <= end
-        ]
-        for holder in holders:
-            inside.setdefault(holder, []).append(candidate)
-        if candidate.kind == "record" or not holders:
-            kept.append(candidate)
-    for (session, start, end), anchors in inside.items():
-        turns = store.turns(session)[start : end + 1]
-        needed = {i for a in anchors if a.kind != "record" for i in a.turns} or {i for a in anchors for i in a.turns}
-        shown = _cut(turns, needed, wanted, strategy.window_chars)
-        best = max(anchors, key=lambda a: (a.field_score, a.id))
-        score = min(1.0, best.field_score + (0.03 if len(anchors) > 1 else 0.0))
-        kept.append(replace(_window(best, shown, score, anchors, (start, end)), routes=(route,)))
-    return tuple(sorted(kept, key=lambda c: (-c.field_score, c.id)))
-
-
-def _window(
-    best: Candidate,
-    turns: Sequence[Turn],
-    score: float,
-    anchors: Sequence[Candidate] = (),
-    span: tuple[int, int] | None = None,
-) -> Candidate:
-    start, end = span or (turns[0].index, turns[-1].index)
-    anchors = anchors or (best,)
-    return replace(
-        best,
-        id=f"window:{best.session}:{start}-{end}",
-        kind="window",
-        text=_lines(turns),
-        turns=tuple(t.index for t in turns),
-        field_score=score,
-        similarity=max(a.similarity for a in anchors),
-        speaker=turns[0].speaker if len({t.speaker for t in turns}) == 1 else None,
-        role="",
-        memory_type=None,
-        said=next((t.at for t in turns if t.at is not None), best.said),
-        channels=_union(a.channels for a in anchors),
-        queries=_union(a.queries for a in anchors),
-        nodes=_union(a.nodes for a in anchors),
-        entities=_union(a.entities for a in anchors),
-        tags=_union(a.tags for a in anchors),
-    )
-
-
-def _lines(turns: Sequence[Turn]) -> str:
-    """One line a turn; a gap between turns is marked."""
-    lines: list[str] = []
-    for previous, turn in zip((None, *turns), turns, strict=False):
-        if previous is not None and turn.index != previous.index + 1:
-            lines.append("[...]")
-        lines.append(turn.line)
-    return "\n".join(lines)
-
-
-def _cut(turns: Sequence[Turn], needed: set[int], wanted: set[str], limit: int) -> list[Turn]:
-    """The turns of a window that fit `limit` characters: those it was built for first, then by shared terms.
-
-    Whole turns only, in their order. The first one stays whatever its length: a window never hides what was found.
-    """
-
-    def worth(turn: Turn) -> tuple[bool, float, int]:
-        words = terms(turn.text)
-        return turn.index not in needed, -(len(wanted & set(words)) + min(2.0, len(words) / 80)), turn.index
-
-    if sum(len(t.line) + 1 for t in turns) <= limit:
-        return list(turns)
-    chosen: list[Turn] = []
-    room = limit
-    for turn in sorted(turns, key=worth):
-        if not chosen or len(turn.line) + 1 <= room:
-            chosen.append(turn)
-            room -= len(turn.line) + 1
-    return sorted(chosen, key=lambda t: t.index)
-
-
-def _union(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(item for part in parts for item in part))

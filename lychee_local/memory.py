@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,12 +25,13 @@ from lychee_local.encode import Encoded, encode, reference_context
 from lychee_local.engines import Engines
 from lychee_local.errors import BadInput, ModelMissing
 from lychee_local.rules import encode_by_rules
-from lychee_local.segment import Segmenter, closed_exchanges, embedding_text
+from lychee_local.segment import Segmenter, closed_exchanges, embedding_text, exchange_text
 from lychee_local.settings import Settings
-from lychee_local.store import Store, require_folder
+from lychee_local.store import Selection, Store, require_folder
 from lychee_local.types import (
     Answer,
     Decision,
+    Exchange,
     Message,
     Node,
     NodeKind,
@@ -37,15 +39,18 @@ from lychee_local.types import (
     Progress,
     Purpose,
     Recall,
+    Receipt,
     Record,
     Remembered,
     Role,
+    Scope,
     Segment,
     Spent,
     Stats,
     Turn,
     Usage,
 )
+from lychee_local.windows import windows
 
 T = TypeVar("T")
 ProgressCallback = Callable[[Progress], None]
@@ -63,8 +68,6 @@ class Memory:
         self._engines = engines
         self._settings = settings
         self._segmenter = Segmenter(settings.segment, store.embedder.calibration)
-        self._words = channels.Words()
-        self._words_lock = threading.Lock()  # not the one above: recall does not wait for an encoding
         self._replayed: set[str] = set()
         self._lock = threading.RLock()  # one writing call at a time
 
@@ -167,9 +170,76 @@ class Memory:
             self._encode_pending(run)
             return run.result(skipped=0)
 
+    # --- forgetting and moving ---------------------------------------------------------------------------------------
+
+    def forget(
+        self,
+        *,
+        session: str | None = None,
+        turns: Sequence[str] = (),
+        records: Sequence[str] = (),
+        speaker: str | None = None,
+        before: date | None = None,
+        matching: str | None = None,
+        dry_run: bool = False,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Receipt:
+        """Forget turns by id, or records by id, or every turn that meets all of the conditions, for good.
+
+        All that was made from them goes too; segments that lost a turn wait to be encoded anew from what is left. Then
+        the files are written anew without them, and the bytes of the folder are searched for what was forgotten: the
+        receipt says what was removed and what, if anything, was still found. `dry_run` says what would go.
+
+        Raises:
+            BadInput: nothing is chosen, two kinds of choice are mixed, or something chosen does not exist.
+        """
+        chosen = Selection(session, tuple(turns), tuple(records), speaker, before, matching)
+        with self._lock:
+            if dry_run:
+                return self._store.forget(chosen, dry_run=True, on_progress=on_progress)
+            self._replayed.clear()  # the segmenter's memory of it goes as well
+            self._segmenter = Segmenter(self._settings.segment, self._store.embedder.calibration)
+            return self._store.erase(chosen, on_progress=on_progress)
+
+    def compact(self, *, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Write the files anew without anything that was taken back, such as the records of an earlier encoding."""
+        with self._lock:
+            self._store.compact(on_progress=on_progress)
+
+    @classmethod
+    def reindex(
+        cls,
+        user: str = "default",
+        *,
+        home: Path | str | None = None,
+        models_home: Path | str | None = None,
+        profile: str = "laptop",
+        embedder: Embedder | str = "auto",
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Embed a whole memory anew with another embedder, and switch to it at once. Until then, and whenever this is
+        interrupted, the memory is as it was; what was embedded already is not embedded again.
+
+        Raises:
+            ModelMissing: the embedder is not on this machine.
+            StoreError: there is no such memory, it is being written, or the disk does not take it.
+        """
+        home = Path(home) if home is not None else default_home()
+        require_folder(home)
+        engines = Engines(profile, home=Path(models_home or home), llm=None, embedder=embedder, reranker=None)
+        identity = engines.embedder_identity()
+
+        def text(exchange: Exchange, turns: Sequence[Turn]) -> str:
+            return embedding_text(replace(exchange, text=exchange_text(exchange, turns)))
+
+        with Store.open(home, user, embedder=None) as store:
+            store.reindex(
+                identity, lambda texts: engines.embedder().embed(texts), exchange_text=text, on_progress=on_progress
+            )
+
     def _admit(self, messages: Sequence[Message]) -> tuple[list[Turn], int]:
         """Give each new message its place; messages that are stored already are counted, not repeated."""
-        following = {name: len(self._store.turns(name)) for name in self._store.sessions()}
+        following: dict[str, int] = {}
         seen: set[tuple[str, str]] = set()
         new: list[Turn] = []
         for m in messages:
@@ -178,7 +248,7 @@ class Memory:
                 if (session, m.ref) in seen or self._store.turn_by_ref(session, m.ref) is not None:
                     continue
                 seen.add((session, m.ref))
-            index = following.get(session, 0)
+            index = following[session] if session in following else self._store.following(session)
             following[session] = index + 1
             new.append(Turn(session, index, m.text, m.role, m.speaker, m.at, m.ref))
         return new, len(messages) - len(new)
@@ -196,11 +266,9 @@ class Memory:
         """
         if session not in self._replayed:
             log = self._store.decisions(session)
-            self._segmenter.replay(
-                session, log, self._store.exchange_vectors(session, 0), self._store.segments(session)
-            )
+            self._segmenter.replay(session, log, self._store.exchange_vectors(session), self._store.segments(session))
             self._replayed.add(session)
-        waiting = list(self._store.turns(session)[self._segmenter.watermark(session) :])
+        waiting = self._store.turns(session, self._segmenter.watermark(session))
         exchanges = closed_exchanges([*waiting, *new], final=final, max_tokens=self._settings.segment.max_tokens)
         texts = [t.line for t in new] + [embedding_text(x) for x in exchanges]
         vectors = self.embed(texts)
@@ -250,28 +318,32 @@ class Memory:
                 start = end
 
     def _encode_one(self, segment: Segment) -> Encoded:
-        turns = self._store.turns(segment.session)[segment.start : segment.end + 1]
+        turns = self._store.turns(segment.session, segment.start, segment.end + 1)
         llm = self._engines.llm()
         if llm is None:
             return Encoded(encode_by_rules(segment, turns), note="", usage=(), outcome="rules", detail="no LLM")
         context = ""
         if self._settings.encode.reference_context:
             note = self._store.note(segment.session)
-            context = reference_context(note, self._store.records(segment.session), self._settings.encode)
+            latest = self._store.records(segment.session, latest=self._settings.encode.reference_records)
+            context = reference_context(note, latest, self._settings.encode)
         return encode(segment, turns, llm=llm, context=context, settings=self._settings.encode)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def recall(self, question: str, *, k: int | None = None, now: datetime | None = None) -> Recall:
+    def recall(
+        self, question: str, *, k: int | None = None, now: datetime | None = None, scope: Scope | None = None
+    ) -> Recall:
         """Find the evidence for `question`, best first.
 
         `k` is the number of items wanted; `now` is the time the question is asked, for expressions such as "last week".
+        `scope` limits what may be found, by session, speaker, kind and time of saying.
 
         Raises:
             BadInput: a blank question or a `k` below 1.
         """
         planner = self._settings.recall.planner
-        return self._recall(question, k=k, now=now, planner="rules" if planner == "auto" else planner)
+        return self._recall(question, k=k, now=now, scope=scope, planner="rules" if planner == "auto" else planner)
 
     def ask(
         self,
@@ -279,6 +351,7 @@ class Memory:
         *,
         k: int | None = None,
         now: datetime | None = None,
+        scope: Scope | None = None,
         style: Literal["short", "chat"] = "chat",
         on_text: Callable[[str], None] | None = None,
     ) -> Answer:
@@ -295,7 +368,7 @@ class Memory:
                 hint="use recall, or open it with a profile that has an LLM",
             )
         planner = self._settings.recall.planner
-        found = self._recall(question, k=k, now=now, planner="llm" if planner == "auto" else planner)
+        found = self._recall(question, k=k, now=now, scope=scope, planner="llm" if planner == "auto" else planner)
         reply = answering.answer(
             found.question,
             found.evidence,
@@ -318,7 +391,13 @@ class Memory:
         )
 
     def _recall(
-        self, question: str, *, k: int | None, now: datetime | None, planner: Literal["llm", "rules", "none"]
+        self,
+        question: str,
+        *,
+        k: int | None,
+        now: datetime | None,
+        scope: Scope | None,
+        planner: Literal["llm", "rules", "none"],
     ) -> Recall:
         settings = self._settings.recall
         question = intake.question(question)
@@ -331,19 +410,13 @@ class Memory:
         queries = plan.embedding_queries(made)
         vectors = dict(zip(queries, self.embed(queries, kind="query"), strict=True))
         budget = max(k or settings.k, 1)
-        with self._words_lock:
-            self._words.update(self._store)
-        by_route = channels.recall(
-            made,
-            vectors,
-            self._store,
-            k=budget,
-            settings=settings,
-            calibration=self._store.embedder.calibration,
-            words=self._words,
-        )
-        if settings.windows:
-            by_route = channels.windows(made, by_route, self._store, k=budget, tokens=settings.evidence_tokens)
+        calibration = self._store.embedder.calibration
+        with self._store.snapshot():
+            by_route = channels.recall(
+                made, vectors, self._store, k=budget, settings=settings, calibration=calibration, scope=scope
+            )
+            if settings.windows:
+                by_route = windows(made, by_route, self._store, k=budget, tokens=settings.evidence_tokens, scope=scope)
         chosen, notes = rank.select(made, by_route, self._engines.reranker(), k=budget, settings=settings)
         note = (made.note,) if made.note else ()
         return Recall(question, rank.evidence(chosen, self._store), made, usage, (*note, *notes))
@@ -353,8 +426,7 @@ class Memory:
             return plan.plan_without(question), ()
         if planner == "llm" and (llm := self._engines.llm()) is not None:
             return plan.plan_with_llm(question, llm=llm, now=now, settings=self._settings.recall)
-        speakers = {t.speaker for name in self._store.sessions() for t in self._store.turns(name) if t.speaker}
-        return plan.plan_by_rules(question, speakers=speakers, now=now), ()
+        return plan.plan_by_rules(question, speakers=self._store.speakers(), now=now), ()
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -368,7 +440,13 @@ class Memory:
     def decisions(self, session: str | None = None) -> tuple[Decision, ...]:
         """The segmenter's log: each exchange with the signals that joined it to, or cut it from, what came before."""
         names = self._store.sessions() if session is None else (session,)
-        return tuple(d for name in names for d in self._store.decisions(name))
+        with self._store.snapshot():
+            return tuple(self._with_text(d) for name in names for d in self._store.decisions(name))
+
+    def _with_text(self, decision: Decision) -> Decision:
+        x = decision.exchange
+        turns = self._store.turns(x.session, x.start, x.end + 1)
+        return replace(decision, exchange=replace(x, text=exchange_text(x, turns)))
 
     def segments(self, session: str | None = None) -> tuple[Segment, ...]:
         return tuple(self._store.segments(session))

@@ -19,7 +19,7 @@ from lychee_local.lexicon import prompt_tokens, terms
 from lychee_local.settings import RecallSettings
 from lychee_local.store import Store
 from lychee_local.strategy import STRATEGIES
-from lychee_local.types import Candidate, DateSpan, Evidence, Plan
+from lychee_local.types import Candidate, DateSpan, Evidence, Plan, Turn
 
 Routes = Mapping[str, tuple[Candidate, ...]]
 
@@ -319,12 +319,20 @@ def _union(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def evidence(chosen: Iterable[Candidate], store: Store) -> tuple[Evidence, ...]:
-    """The candidates as they are shown, in the same order, each with the turns it rests on."""
-    return tuple(_evidence(candidate, store) for candidate in chosen)
+    """The candidates as they are shown, in the same order, each with the turns it rests on. One of whose turns some has
+    been forgotten since it was found is left out."""
+    shown = ((candidate, _turns_of(candidate, store)) for candidate in chosen)
+    return tuple(_evidence(candidate, turns) for candidate, turns in shown if len(turns) == len(candidate.turns))
 
 
-def _evidence(candidate: Candidate, store: Store) -> Evidence:
-    turns = [store.turns(candidate.session)[i] for i in candidate.turns]
+def _turns_of(candidate: Candidate, store: Store) -> list[Turn]:
+    if not candidate.turns:
+        return []
+    around = store.turns(candidate.session, min(candidate.turns), max(candidate.turns) + 1)
+    return [turn for turn in around if turn.index in candidate.turns]
+
+
+def _evidence(candidate: Candidate, turns: Sequence[Turn]) -> Evidence:
     spans: Iterable[DateSpan] = candidate.temporal.spans
     if candidate.kind != "record":
         spans = (m.span for t in turns for m in dates.find(t.text, t.at.date() if t.at is not None else None))

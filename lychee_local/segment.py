@@ -50,6 +50,13 @@ def estimate_tokens(text: str) -> int:
     return max(1, ideographs + len(words) + others // 4)
 
 
+def exchange_text(exchange: Exchange, turns: Sequence[Turn]) -> str:
+    """The text of an exchange that was stored without one, from its turns (those that are left of them)."""
+    if exchange.chars is None:
+        return "\n".join(turn.line for turn in turns if turn.text.strip())
+    return "".join(_fragment(turn, *exchange.chars) for turn in turns)
+
+
 def embedding_text(exchange: Exchange) -> str:
     """What is embedded for an exchange: all of it, or its two ends where it is longer than 4,000 characters."""
     if len(exchange.text) <= _EMBEDDED_CHARS:
@@ -122,11 +129,15 @@ def _fragments(turn: Turn, max_tokens: int) -> Iterator[Exchange]:
     start = 0
     while start < len(turn.text):
         end = _cut(turn.text, start, room)
-        words = turn.text[start:end]
-        if words.strip():
-            text = words if words.startswith(prefix) else prefix + words
+        if turn.text[start:end].strip():
+            text = _fragment(turn, start, end)
             yield Exchange(turn.session, turn.index, turn.index, text, estimate_tokens(text), (start, end))
         start = end
+
+
+def _fragment(turn: Turn, start: int, end: int) -> str:
+    prefix, words = f"{turn.name}: ", turn.text[start:end]
+    return words if words.startswith(prefix) else prefix + words
 
 
 def _cut(text: str, start: int, room: int) -> int:
@@ -283,6 +294,9 @@ class Segmenter:
             if exchange.start > finalised:
                 state.add(exchange, _unit(vector))
             state.pass_by(exchange)
+        # The exchanges at the end of a segment may have been forgotten since; what is left of it is not cut again.
+        ends = ((s.end + 1, 0) if s.chars is None else (s.end, s.chars[1]) for s in segments)
+        state.position = max(state.position, *ends, (0, 0))
 
     def feed(
         self, exchanges: Sequence[Exchange], vectors: npt.NDArray[np.float32]

@@ -91,6 +91,36 @@ class TimeRange:
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """Which turns and records a search may find; an empty field allows all. `kinds` limits records, `roles` turns.
+
+    `said` is the time of saying, in calendar days; what has no time is outside of every time. A memory "as of" a day is
+    `said=TimeRange(until=day)`.
+    """
+
+    sessions: tuple[str, ...] = ()
+    speakers: tuple[str, ...] = ()
+    kinds: tuple[MemoryType, ...] = ()
+    roles: tuple[Role, ...] = ()
+    said: TimeRange | None = None
+
+    def holds(self, item: Turn | Record) -> bool:
+        """Whether `item` is inside."""
+        at = item.said if isinstance(item, Record) else item.at
+        allowed: tuple[str, ...] = self.kinds if isinstance(item, Record) else self.roles
+        return (
+            (not self.sessions or item.session in self.sessions)
+            and (not self.speakers or item.speaker in self.speakers)
+            and (not allowed or (item.kind if isinstance(item, Record) else item.role) in allowed)
+            and (
+                self.said is None
+                or self.said == TimeRange()
+                or (at is not None and self.said.overlaps(at.date(), at.date()))
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Temporal:
     """The dates of a record: when it happened, and from when to when it holds."""
 
@@ -148,6 +178,12 @@ class Turn:
         """The text that is embedded and shown: the name, a colon, the words."""
         prefix = f"{self.name}: "
         return self.text if self.text.startswith(prefix) else prefix + self.text
+
+
+def turn_place(turn_id: str) -> tuple[str, int]:
+    """The session and the index in a turn's id."""
+    session, _, index = turn_id.removeprefix("turn:").rpartition(":")
+    return session, int(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +252,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One typed, self-contained memory. `turns` are sorted absolute turn indexes of `session` that support it."""
+    """One typed, self-contained memory. `turns` are sorted absolute turn indexes of `session` that support it; `chars`
+    is the slice [from, to) of the text of a single such turn, where it is known."""
 
     session: str
     text: str
@@ -230,6 +267,7 @@ class Record:
     speaker: str | None = None
     said: datetime | None = None
     origin: Literal["model", "rules"] = "model"
+    chars: tuple[int, int] | None = None
 
     @property
     def id(self) -> str:
@@ -471,6 +509,30 @@ class Stats:
     usage: dict[Purpose, Spent]
     construction_tokens: int
     query_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one `forget` took away. `turns` and `records` are ids, `nodes` the labels of index entries that nothing
+    points to any more, `waiting` the segments that lost a turn and are to be encoded anew from what is left.
+
+    `removed` counts lines and rows by file; `bytes_before` and `bytes_after` are the whole folder's, 0 where it was not
+    compacted (yet). `residues` names every file in which the search of the raw bytes still found something forgotten;
+    empty is the proof that it is gone. `elsewhere` are those ids whose very words, or whose vector, something that was
+    kept has too: the same sentence said twice.
+    """
+
+    turns: tuple[str, ...]
+    records: tuple[str, ...]
+    nodes: tuple[str, ...]
+    waiting: tuple[Segment, ...]
+    dry_run: bool
+    compacted: bool = False
+    removed: dict[str, int] = field(default_factory=dict)
+    bytes_before: int = 0
+    bytes_after: int = 0
+    residues: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def some_decisions(turns: Sequence[Turn]) -> list[Decision]:
 
 def say(store: Store, session: str, count: int) -> list[Turn]:
     """One commit: `count` new turns of `session`, their decisions, and one segment of them."""
-    turns = some_turns(session, len(store.turns(session)), count)
+    turns = some_turns(session, store.following(session), count)
     decisions = some_decisions(turns)
     with store.transaction() as tx:
         tx.add_turns(turns, unit(*[t.line for t in turns]))
@@ -105,7 +105,7 @@ def content(store: Store) -> dict[str, Any]:
     return {
         "turns": [store.turns(s) for s in store.sessions()],
         "decisions": [store.decisions(s) for s in store.sessions()],
-        "vectors": [store.exchange_vectors(s, 0).tolist() for s in store.sessions()],
+        "vectors": [store.exchange_vectors(s).tolist() for s in store.sessions()],
         "segments": store.segments(),
         "pending": store.pending(),
         "records": store.records(),

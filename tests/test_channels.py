@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from lychee_local import channels, lexicon, plan, rank
+from lychee_local import channels, plan, rank
 from lychee_local.backends.fake import HashEmbedder
+from lychee_local.lexicon import prompt_tokens
 from lychee_local.settings import RecallSettings
 from lychee_local.store import EmbedderIdentity, Store
 from lychee_local.strategy import STRATEGIES, similarity
@@ -23,11 +24,13 @@ from lychee_local.types import (
     QuestionType,
     Record,
     Role,
+    Scope,
     Segment,
     Temporal,
     TimeRange,
     Turn,
 )
+from lychee_local.windows import windows
 
 EMBEDDER = HashEmbedder(4096)  # wide, so that no two words of a test share an axis
 FLAT = Calibration(similarity_floor=0.0)  # r is the cosine itself
@@ -68,11 +71,11 @@ def note(store: Store, *records: Record) -> None:
 
 
 def found(
-    store: Store, made: Plan, settings: RecallSettings = DENSE, *, k: int = 15, words: channels.Words | None = None
+    store: Store, made: Plan, settings: RecallSettings = DENSE, *, k: int = 15, scope: Scope | None = None
 ) -> dict[str, tuple[Candidate, ...]]:
     texts = plan.embedding_queries(made)
     vectors = dict(zip(texts, EMBEDDER.embed(texts, kind="query"), strict=True))
-    return channels.recall(made, vectors, store, k=k, settings=settings, calibration=FLAT, words=words)
+    return channels.recall(made, vectors, store, k=k, settings=settings, calibration=FLAT, scope=scope)
 
 
 def cosine(a: str, b: str) -> float:
@@ -97,7 +100,7 @@ def test_a_raw_turn_scores_by_its_cosine_and_keeps_its_provenance(store: Store) 
         (0,),
         "Ana",
     )
-    r = 2 / np.sqrt(2 * 4)  # "ana red fish swim" and "red fish" share two words
+    r = 2 / math.sqrt(2 * 4)  # "ana red fish swim" and "red fish" share two words
     assert hit.similarity == pytest.approx(r)
     assert hit.field_score == pytest.approx(0.34 + 0.42 * r)
     assert (hit.channels, hit.queries, hit.routes, hit.said) == (("turns",), ("red fish",), ("r1",), SAID)
@@ -189,39 +192,43 @@ def test_words_find_what_vectors_miss_and_only_reorder_scores(store: Store) -> N
         *(f"Ana: lot of talk number{i}" for i in range(30)),
         "Ana: the zanzibar trip went well enough we think",
     )
-    words = channels.Words()
-    words.update(store)
     made = plan.plan_without("talk of zanzibar")
     dense = found(store, made)["r1"]
-    mixed = found(store, made, RecallSettings(), words=words)["r1"]
+    mixed = found(store, made, RecallSettings())["r1"]
     assert "turn:S1:30" not in {c.id for c in dense}
     hit = next(c for c in mixed if c.id == "turn:S1:30")
     assert "lexical" in hit.channels
     top = max(c.field_score for c in dense)
     assert max(c.field_score for c in mixed) == pytest.approx(top)  # the scale is the vectors' own
-    alone = found(store, made, RecallSettings(channels=("lexical",)), words=words)["r1"]
+    alone = found(store, made, RecallSettings(channels=("lexical",)))["r1"]
     assert alone[0].id == "turn:S1:30"
     assert alone[0].field_score == pytest.approx(0.34 + 0.42 * 60 / 61)
 
 
-def test_words_are_read_once_and_grow_with_the_store(store: Store) -> None:
-    say(store, "S1", "Ana: red fish")
-    words = channels.Words()
-    words.update(store)
-    words.update(store)
-    assert len(words.turns) == 1
-    say(store, "S2", "Ben: blue fish")
-    words.update(store)
-    assert [i for i, _ in words.turns.search("fish", 5)] == ["turn:S1:0", "turn:S2:0"]
+def test_a_scope_limits_every_channel_and_the_windows(store: Store) -> None:
+    say(store, "S1", "Ana: red fish", "Ben: red fish too")
+    some_record = Record("S1", "Ana likes red fish", "fact", (0,), "segment:S1:0-0", ("Ana",), speaker="Ana", said=SAID)
+    note(store, some_record)
+    say(store, "S2", "Ana: red fish again")
+    made = plan.plan_without("Ana red fish")
+    everything = found(store, made, RecallSettings())["r1"]
+    assert {c.session for c in everything} == {"S1", "S2"}
+    assert some_record.id in {c.id for c in everything}
+    only = Scope(sessions=("S2",))
+    assert [c.id for c in found(store, made, RecallSettings(), scope=only)["r1"]] == ["turn:S2:0"]
+    ben = Scope(speakers=("Ben",))
+    by_ben = found(store, made, RecallSettings(), scope=ben)
+    assert [c.id for c in by_ben["r1"]] == ["turn:S1:1"]
+    [window] = windows(made, by_ben, store, k=15, scope=ben)["r1"]
+    assert window.turns == (1,)
+    assert found(store, made, RecallSettings(), scope=Scope(said=TimeRange(until=date(2020, 1, 1))))["r1"] == ()
 
 
 def test_an_empty_store_yields_an_empty_route(store: Store) -> None:
     made = plan.plan_without("anything")
-    words = channels.Words()
-    words.update(store)
-    by_route = found(store, made, RecallSettings(), words=words)
+    by_route = found(store, made, RecallSettings())
     assert by_route == {"r1": ()}
-    assert channels.windows(made, by_route, store, k=15) == {"r1": ()}
+    assert windows(made, by_route, store, k=15) == {"r1": ()}
 
 
 def test_recall_is_the_same_twice(store: Store) -> None:
@@ -237,7 +244,7 @@ def test_a_window_replaces_the_turns_inside_it_and_keeps_speakers(store: Store) 
     say(store, "S1", "Ana: one", "Ben: red fish", "Ana: three", "Ben: four", "Ana: five", "Ben: six")
     made = plan.plan_without("red fish")
     by_route = found(store, made)
-    (window, *rest) = channels.windows(made, by_route, store, k=1)["r1"]
+    (window, *rest) = windows(made, by_route, store, k=1)["r1"]
     assert (window.kind, window.id, window.turns) == ("window", "window:S1:0-2", (0, 1, 2))
     assert window.text == "Ana: one\nBen: red fish\nAna: three"
     # Turns 0 and 2 were recalled too, so the window stands for more than one hit.
@@ -249,7 +256,7 @@ def test_a_window_replaces_the_turns_inside_it_and_keeps_speakers(store: Store) 
 def test_near_windows_are_merged_and_no_turn_is_shown_twice(store: Store) -> None:
     say(store, "S1", *["Ana: red fish" if i in (2, 6, 20) else f"Ben: filler{i}" for i in range(30)])
     made = plan.plan_without("red fish")
-    expanded = channels.windows(made, found(store, made), store, k=3)["r1"]
+    expanded = windows(made, found(store, made), store, k=3)["r1"]
     assert [c.id for c in expanded if c.kind == "window"] == ["window:S1:1-7", "window:S1:19-21"]
     shown = [turn for c in expanded for turn in c.turns]
     assert len(shown) == len(set(shown))
@@ -260,14 +267,14 @@ def test_a_record_stays_beside_the_window_of_its_source(store: Store) -> None:
     record = Record("S1", "Ana has a red fish", "fact", (1,), "segment:S1:0-3", ("Ana",))
     note(store, record)
     made = plan.plan_without("red fish")
-    expanded = channels.windows(made, found(store, made, RecallSettings(channels=("records",))), store, k=5)["r1"]
+    expanded = windows(made, found(store, made, RecallSettings(channels=("records",))), store, k=5)["r1"]
     assert {c.id for c in expanded} == {record.id, "window:S1:0-2"}
 
 
 def test_routes_share_their_windows(store: Store) -> None:
     say(store, "S1", "Ana: red fish", "Ben: blue bird", "Ana: end")
     made = plan.plan_by_rules("Which came first, red fish or blue bird?", speakers=(), now=None)
-    expanded = channels.windows(made, found(store, made), store, k=1)
+    expanded = windows(made, found(store, made), store, k=1)
     assert {route: [c.id for c in found_] for route, found_ in expanded.items()} == {
         "r1": ["window:S1:0-2"],
         "r2": ["window:S1:0-2"],
@@ -277,7 +284,7 @@ def test_routes_share_their_windows(store: Store) -> None:
 def test_a_window_over_its_limit_shows_whole_turns_and_says_which(store: Store) -> None:
     say(store, "S1", "Ana: " + "x" * 2_790, "Ben: red fish", "Ana: red coral")
     made = plan.plan_without("red fish")
-    (window,) = (c for c in channels.windows(made, found(store, made), store, k=1)["r1"] if c.kind == "window")
+    (window,) = (c for c in windows(made, found(store, made), store, k=1)["r1"] if c.kind == "window")
     assert "red fish" in window.text
     assert len(window.text) <= STRATEGIES["single"].window_chars
     assert [f"Ana: {'x' * 2_790}" in window.text, 0 in window.turns] in ([False, False], [True, True])
@@ -287,7 +294,7 @@ def test_a_window_over_its_limit_shows_whole_turns_and_says_which(store: Store) 
 def test_a_single_turn_of_a_megabyte_is_still_shown(store: Store) -> None:
     say(store, "S1", "Ana: red fish " + "y" * 1_000_000, "Ben: ok")
     made = plan.plan_without("red fish")
-    (window,) = channels.windows(made, found(store, made), store, k=5)["r1"]
+    (window,) = windows(made, found(store, made), store, k=5)["r1"]
     assert 0 in window.turns
 
 
@@ -295,8 +302,8 @@ def test_windows_stop_at_the_token_budget(store: Store) -> None:
     for i in range(6):
         say(store, f"S{i}", "Ben: before this", "Ana: red fish", "Ben: after this")
     made = plan.plan_without("red fish")
-    one = sum(lexicon.prompt_tokens(t.line) for t in store.turns("S0"))
-    expanded = channels.windows(made, found(store, made), store, k=15, tokens=2 * one)["r1"]
+    one = sum(prompt_tokens(t.line) for t in store.turns("S0"))
+    expanded = windows(made, found(store, made), store, k=15, tokens=2 * one)["r1"]
     assert sum(c.kind == "window" for c in expanded) == 2
 
 
@@ -305,7 +312,7 @@ def test_the_assistants_answer_is_found_from_the_question_it_answered(store: Sto
     say(store, "S1", "Ana: dinner with red fish please", "Bot: take the carp", "Ana: thanks", "Bot: bye", roles=roles)
     made = replace(plan.plan_without("red fish dinner"), question_type="prior_assistant_response")
     by_route = found(store, made)
-    (window,) = channels.windows(made, by_route, store, k=5)["r1"]
+    (window,) = windows(made, by_route, store, k=5)["r1"]
     assert window.turns == (0, 1, 2, 3)
     assert "take the carp" in window.text
     anchor = next(c for c in by_route["r1"] if c.id == "turn:S1:0")
@@ -315,57 +322,7 @@ def test_the_assistants_answer_is_found_from_the_question_it_answered(store: Sto
 def test_evidence_names_turns_refs_speakers_and_dates(store: Store) -> None:
     say(store, "S1", "Ana: I moved yesterday", "Ben: nice")
     made = plan.plan_without("moved")
-    chosen, _ = rank.select(
-        made, channels.windows(made, found(store, made), store, k=5), None, k=5, settings=RecallSettings()
-    )
+    chosen, _ = rank.select(made, windows(made, found(store, made), store, k=5), None, k=5, settings=RecallSettings())
     (item,) = rank.evidence(chosen, store)
     assert (item.turns, item.refs) == (("turn:S1:0", "turn:S1:1"), ("S1/0", "S1/1"))
     assert (item.dates, item.said, item.session) == ((DAY,), SAID, "S1")
-
-
-# --- words -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("When did Melanie sign up for the classes?", ["melani", "sign", "class"]),
-        ("signed signing signs", ["sign", "sign", "sign"]),
-        ("hobby hobbies", ["hobbi", "hobbi"]),
-        ("make making made", ["mak", "mak", "mad"]),
-        ("ＡＢＣ ２０２３", ["abc", "2023"]),
-        ("我喜欢猫", ["我", "喜", "欢", "猫", "我喜", "喜欢", "欢猫"]),
-        ("हिन्दी", ["हिन्दी"]),
-        ("Ünïcode naïve", ["ünïcode", "naïve"]),
-        ("🤷 -- !!", []),
-        ("of the and", []),
-    ],
-)
-def test_terms(text: str, expected: list[str]) -> None:
-    assert lexicon.terms(text) == expected
-
-
-def test_bm25_counts_as_written_by_hand() -> None:
-    index = lexicon.Lexicon(k1=1.2, b=0.75)
-    index.add(["a", "b"], ["fish fish bird", "bird"])
-    rarity = np.log1p((2 - 1 + 0.5) / (1 + 0.5))
-    norm = 1.2 * (1 - 0.75 + 0.75 * 3 / 2)
-    assert dict(index.search("fish fish", 5)) == pytest.approx({"a": rarity * 2 * 2.2 / (2 + norm)})
-    assert index.search("nothing", 5) == []
-    assert index.search("the of", 5) == []
-    assert index.search("bird", 1)[0][0] == "b"
-
-
-def test_a_chinese_word_of_two_characters_and_of_one_is_found() -> None:
-    index = lexicon.Lexicon()
-    index.add(["a", "b"], ["我昨天去了北京看朋友", "我喜欢猫和狗"])
-    assert [i for i, _ in index.search("北京", 5)] == ["a"]
-    assert [i for i, _ in index.search("猫", 5)] == ["b"]
-
-
-def test_without_an_index_of_words_recall_makes_one(store: Store) -> None:
-    say(store, "S1", "Ana: red fish", "Ben: rain")
-    words = channels.Words()
-    words.update(store)
-    made = plan.plan_without("red fish")
-    assert found(store, made, RecallSettings()) == found(store, made, RecallSettings(), words=words)

@@ -18,9 +18,10 @@ GROUPS = {
     "models": "cards gguf fetch pull",
     "backends": "backends backends.bge backends.chat backends.constraint backends.fake backends.llama backends.load"
     " backends.native",
-    "store": "store store.check store.codec store.lock store.log store.manifest store.nodes store.state"
-    " store.transaction store.vectors",
-    "stages": "segment encode plan channels rank chain answer",
+    "store": "store store.archive store.catalogue store.catchup store.check store.codec store.disk store.draft"
+    " store.epoch store.forget store.living store.lock store.log store.manifest store.migrate store.nodes"
+    " store.reembed store.repair store.residue store.transaction store.vectors store.view store.words",
+    "stages": "segment encode plan channels windows rank chain answer",
     "memory": "intake engines memory",
     "surface": "screen cli cli_models demo doctor __main__",
 }

@@ -6,9 +6,9 @@ from datetime import date
 
 import pytest
 
-from lychee_local.store.nodes import Nodes, event_frame, label_text, nodes_of_encoding, nodes_of_record, normalise_key
+from lychee_local.store.nodes import event_frame, label_text, nodes_of_encoding, nodes_of_record, normalise_key
 from lychee_local.store.nodes import unique_terms as unique
-from lychee_local.types import DateSpan, Node, Record, Segment, Temporal, TimeRange, node_id
+from lychee_local.types import DateSpan, Node, Record, Segment, Temporal, node_id
 
 SEGMENT = Segment("S1", 4, 9, "target_length", 600, 6, 0.5)
 
@@ -128,36 +128,3 @@ def test_nodes_of_encoding_merges() -> None:
 
 def test_nothing_comes_of_an_encoding_without_records() -> None:
     assert nodes_of_encoding(SEGMENT, []) == ()
-
-
-def test_linking_is_a_union_and_latest_is_by_first_link() -> None:
-    nodes = Nodes()
-    for links in (("r1", "r2"), ("r2", "r3"), ("r1",)):
-        entry = nodes.link(Node("entity", "ana", "Ana", links))
-    assert entry.node() == Node("entity", "ana", "Ana", ("r1", "r2", "r3"))
-    assert entry.latest(2) == ["r3", "r2"]
-    assert [e.id for e in nodes.of_record("r2")] == [entry.id]
-    assert nodes.of_record("unknown") == ()
-
-
-@pytest.mark.parametrize(
-    ("when", "found"),
-    [
-        (TimeRange(date(2023, 5, 3), date(2023, 5, 3)), ["year", "month", "interval"]),
-        (TimeRange(date(2023, 5, 8), date(2023, 5, 8)), ["year", "month", "day"]),
-        (TimeRange(None, date(2022, 12, 31)), []),
-        (TimeRange(date(2023, 12, 31), None), ["year"]),
-        (TimeRange(), ["year", "month", "interval", "day"]),
-    ],
-)
-def test_overlapping(when: TimeRange, found: list[str]) -> None:
-    nodes = Nodes()
-    for temporal in (
-        Temporal(DateSpan(date(2023, 5, 8), date(2023, 5, 8), "day")),
-        Temporal(DateSpan(date(2023, 5, 2), date(2023, 5, 7), "interval")),
-        Temporal(DateSpan(date(2023, 1, 1), date(2023, 12, 31), "year")),
-    ):
-        for node in nodes_of_record(record(temporal=temporal)):
-            nodes.link(node)
-    spans = [n.when for n in nodes.overlapping(when)]
-    assert [s.precision for s in spans if s is not None] == found

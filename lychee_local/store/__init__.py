@@ -1,38 +1,52 @@
 """The only package that touches a user's memory on disk.
 
-`Store` is one user's memory: append-only files with checksums under one manifest (log), the values they hold (state,
-codec), index entries derived from records (nodes), nearest neighbours (vectors). Reading is from RAM; writing goes
-through a `Transaction`, which is durable as a whole or not at all. One process writes at a time, any number read.
+`Store` is one user's memory: append-only files with checksums under one manifest (log, epoch), a catalogue derived from
+them that says where everything lies (catalogue, catchup), and nearest neighbours among the vectors (vectors). Values
+are decoded when they are asked for. Writing goes through a `Transaction`, which is durable as a whole or not at all;
+what takes something away writes another epoch (draft, living). One process writes at a time, any number read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import threading
-import zlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 
-from lychee_local.errors import BadInput, StoreDamaged, StoreError
+from lychee_local.errors import BadInput, StoreDamaged, StoreError, StoreLocked
 from lychee_local.store import codec
 from lychee_local.store import manifest as files
-from lychee_local.store.check import check
-from lychee_local.store.codec import EncodingLine, NodeLine, TurnLine
-from lychee_local.store.log import Batch, Disk, Log, damaged, read_lines, read_rows, read_usage
-from lychee_local.store.manifest import EmbedderIdentity, Extent, Manifest, require_folder, user_folder
+from lychee_local.store.catalogue import Catalogue
+from lychee_local.store.check import Finding, check
+from lychee_local.store.disk import Disk
+from lychee_local.store.draft import Draft, remove_catalogue
+from lychee_local.store.epoch import Batch, damaged, read_rows
+from lychee_local.store.forget import Report, Selection, victims
+from lychee_local.store.living import living
+from lychee_local.store.lock import WriterLock
+from lychee_local.store.log import Log, read_usage
+from lychee_local.store.manifest import EmbedderIdentity, Manifest, Precision, require_folder, user_folder
 from lychee_local.store.nodes import VECTOR_KINDS, label_text, nodes_of_encoding
-from lychee_local.store.state import State
+from lychee_local.store.reembed import Embed, Embedded, ExchangeText
+from lychee_local.store.residue import Traces
 from lychee_local.store.transaction import Transaction
-from lychee_local.store.vectors import EXACT_BELOW, VectorHit, VectorIndex, Vectors, unit_rows
-from lychee_local.types import Decision, Node, NodeKind, Record, Segment, TimeRange, Turn, Usage
+from lychee_local.store.vectors import EXACT_BELOW, Vectors, unit_rows
+from lychee_local.store.view import ROWS, Field, VectorHit, View
+from lychee_local.store.words import Field as WordField
+from lychee_local.types import Decision, Node, NodeKind, Receipt, Record, Scope, Segment, TimeRange, Turn, Usage
 
 __all__ = [
     "EmbedderIdentity",
+    "Finding",
+    "Precision",
+    "Selection",
     "Store",
     "StoreStats",
     "Transaction",
@@ -42,7 +56,7 @@ __all__ = [
     "user_folder",
 ]
 
-Field = Literal["turns", "records", "nodes"]
+PATIENCE = 60.0  # seconds that a reader waits for a catalogue that another process is building
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +77,14 @@ class Store:
     def __init__(self, log: Log, *, exact_below: int) -> None:
         self._log = log
         self._exact_below = exact_below
-        self._lock = threading.RLock()  # the state below
+        self._lock = threading.RLock()  # the view below
         self._writing = threading.RLock()  # held for the length of a transaction
         self._in_transaction = False
+        self._in_snapshot = False
         self._closed = False
-        self._nodes_of: State | None = None  # the state whose nodes have been searched
-        self._state: State | None = None
-        self._state = self._load()
+        self._view: View | None = None
+        with self._sound():
+            self._view = self._opened()
 
     @classmethod
     def open(
@@ -77,28 +92,30 @@ class Store:
         home: Path,
         user: str,
         *,
-        embedder: EmbedderIdentity,
+        embedder: EmbedderIdentity | None,
         read_only: bool = False,
+        precision: Precision = "float32",
         wait_seconds: float = 0.0,
         exact_below: int = EXACT_BELOW,
         disk: Disk | None = None,
     ) -> Self:
         """Open, or unless `read_only` create, the memory of `user` below `home`.
 
-        Vector search is exact up to `exact_below` rows and approximate above. `disk` takes the place of the operating
-        system's writes (for tests).
+        With `embedder` None an existing memory is opened whatever its embedder: enough for all that embeds nothing.
+        Vector search is exact up to `exact_below` rows and approximate above. `precision` is that of the vectors of a
+        memory that is created here. `disk` takes the place of the operating system's writes (for tests).
 
         Raises:
             BadInput: an unusable user name.
             StoreLocked: another process writes this memory and did not finish within `wait_seconds`.
             StoreMismatch: written with another embedder, for another user, or in a newer format.
-            StoreDamaged: a committed line or row does not match its checksum; says which and what is lost.
+            StoreDamaged: a file is missing, cut off or not what was committed; says which and what is lost.
             StoreError: the folder cannot be used, or `read_only` and there is no memory yet.
         """
-        log = Log(home, user, embedder, read_only=read_only, wait_seconds=wait_seconds, disk=disk)
+        log = Log(home, user, embedder, read_only=read_only, precision=precision, wait_seconds=wait_seconds, disk=disk)
         try:
             return cls(log, exact_below=exact_below)
-        except StoreError:
+        except BaseException:
             log.close()
             raise
 
@@ -118,99 +135,127 @@ class Store:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def refresh(self) -> bool:
-        """Pick up what another process has committed; True if anything changed. Only the new part is read."""
-        with self._lock:
-            state = self._now()
-            if not self._log.read_only:
+        """Show what another process has committed; True if anything changed."""
+        with self._reading() as view:
+            if not self._log.read_only or self._in_snapshot:
                 return False
             manifest = self._log.poll()
-            if manifest is None:
-                return False
-            before = self._log.manifest
-            batch = self._continuation(before, manifest)
-            self._state = None  # read again from the start, unless the next lines succeed
-            if batch is not None:
-                state.apply(batch, _counts(before))
+            if manifest is not None:
+                moved = manifest.epoch != self._log.manifest.epoch
                 self._log.adopt(manifest)
-                self._state = state
-                state.feed()
-            self._now()
-            return True
+                if moved or view.catalogue.replaced():
+                    self._view = None
+                    view.close()
+                    self._view = self._opened()
+                    return True
+            if view.catalogue.covers()[0] < self._log.manifest.generation:
+                self._catch_up_if_free(view.catalogue)
+            return view.sync()
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Inside, everything is as of one commit, the latest one. Other threads wait, so keep it short."""
+        with self._reading():
+            self.refresh()
+            if self._in_snapshot or not self._log.read_only:
+                yield  # the lock keeps this process's own commits out, and there are no others
+                return
+            view = self._now()
+            view.catalogue.begin()
+            self._in_snapshot = True
+            try:
+                view.sync()
+                yield
+            finally:
+                self._in_snapshot = False
+                view.catalogue.end()
 
     def sessions(self) -> tuple[str, ...]:
         """In the order of their first turns."""
-        with self._lock:
-            return tuple(self._now().sessions)
+        with self._reading() as view:
+            return view.catalogue.sessions()
 
-    def turns(self, session: str) -> Sequence[Turn]:
-        """By index; empty for an unknown session."""
-        with self._lock:
-            return tuple(self._now().session(session).turns)
+    def speakers(self) -> tuple[str, ...]:
+        """Every name under which somebody speaks, sorted."""
+        with self._reading() as view:
+            return view.catalogue.speakers()
+
+    def following(self, session: str) -> int:
+        """The index of the session's next turn; indexes are never used again, so it can be more than its turns."""
+        with self._reading() as view:
+            return view.catalogue.following(session)
+
+    def turns(self, session: str, start: int = 0, stop: int | None = None) -> tuple[Turn, ...]:
+        """Those with start <= index < stop, by index; forgotten ones are missing. Empty for an unknown session."""
+        with self._reading() as view:
+            return tuple(map(view.catalogue.turn, view.catalogue.turn_numbers(session, start, stop)))
 
     def turn(self, turn_id: str) -> Turn:
-        """Raises KeyError for an unknown id."""
+        """Raises KeyError for an unknown or forgotten id."""
         kind, _, place = turn_id.partition(":")
         session, _, index = place.rpartition(":")
-        with self._lock:
-            turns = self._now().session(session).turns
-        if kind != "turn" or not index.isdecimal() or int(index) >= len(turns):
+        found = self.turns(session, int(index), int(index) + 1) if kind == "turn" and index.isdecimal() else ()
+        if not found:
             raise KeyError(turn_id)
-        return turns[int(index)]
+        return found[0]
 
     def turn_by_ref(self, session: str, ref: str) -> Turn | None:
-        with self._lock:
-            held = self._now().session(session)
-            return held.turns[held.refs[ref]] if ref in held.refs else None
+        with self._reading() as view:
+            number = view.catalogue.turn_by_ref(session, ref)
+            return None if number is None else view.catalogue.turn(number)
 
-    def decisions(self, session: str) -> Sequence[Decision]:
-        """The segmenter's log, one entry per exchange, in order."""
-        with self._lock:
-            return tuple(self._now().session(session).decisions)
+    def decisions(self, session: str) -> tuple[Decision, ...]:
+        """The segmenter's log, one entry per exchange, in order. The exchanges have no text: read their turns."""
+        with self._reading() as view:
+            return tuple(view.catalogue.decision(n).decision for n in view.catalogue.decision_numbers(session))
 
-    def exchange_vectors(self, session: str, start: int) -> Vectors:
-        """The vectors of `decisions(session)[start:]`, float32 of shape (n, dimension), read from disk.
+    def exchange_vectors(self, session: str) -> Vectors:
+        """The vectors of `decisions(session)`, float32 of shape (n, dimension), read from disk.
 
         Raises:
             StoreDamaged: a row does not match its checksum.
         """
-        with self._lock:
-            state = self._now()
-            wanted = state.session(session).decision_rows[start:]
-            vectors = np.zeros((len(wanted), self.embedder.dimension), dtype=np.float32)
-            width = 4 * self.embedder.dimension
-            for place, row in enumerate(wanted):
-                before = state.decision_checks[row - 1] if row else 0
-                since = Extent(row * width, row, before)
-                until = Extent((row + 1) * width, row + 1, state.decision_checks[row])
-                rows, sound = read_rows(self.path / files.DECISION_ROWS, since, until, self.embedder.dimension)
-                if not sound:
-                    raise damaged(self.path / files.DECISION_ROWS, row + 1)
-                vectors[place] = rows[0]
+        with self._reading() as view:
+            numbers = view.catalogue.decision_numbers(session)
+            path = view.folder / files.DECISION_ROWS
+            vectors = np.zeros((len(numbers), view.dimension), dtype=np.float32)
+            for place, number in enumerate(numbers):
+                [row] = read_rows(path, number, 1, view.dimension, view.precision)
+                if not codec.matches(row, view.catalogue.decision(number).row):
+                    raise damaged(path, number + 1)
+                vectors[place] = row
             return vectors
 
-    def segments(self, session: str | None = None) -> Sequence[Segment]:
-        with self._lock:
-            state = self._now()
-            return tuple(state.segments.values() if session is None else state.session(session).segments)
+    def segments(self, session: str | None = None) -> tuple[Segment, ...]:
+        with self._reading() as view:
+            return tuple(map(view.catalogue.segment, view.catalogue.segment_numbers(session)))
+
+    def holds_segment(self, segment_id: str) -> bool:
+        with self._reading() as view:
+            return view.catalogue.segment_number(segment_id) is not None
 
     def pending(self) -> tuple[Segment, ...]:
         """Segments that no encoding covers yet, oldest first."""
-        with self._lock:
-            state = self._now()
-            return tuple(s for s in state.segments.values() if s.id not in state.encoded)
+        with self._reading() as view:
+            return tuple(map(view.catalogue.segment, view.catalogue.pending()))
 
-    def records(self, session: str | None = None) -> Sequence[Record]:
-        """In the order of their first encoding."""
-        with self._lock:
-            state = self._now()
-            if session is None:
-                return tuple(state.records.values())
-            return tuple(state.records[i] for i in state.session(session).records)
+    def encoding_of(self, segment_id: str) -> int | None:
+        """The number of the segment's encoding; None where it waits or does not exist."""
+        with self._reading() as view:
+            return view.catalogue.encoding_of(segment_id)
+
+    def records(self, session: str | None = None, *, latest: int | None = None) -> tuple[Record, ...]:
+        """In the order of their first encoding; with `latest` only that many, the last ones."""
+        with self._reading() as view:
+            return tuple(map(view.catalogue.record, view.catalogue.record_numbers(session, latest)))
 
     def record(self, record_id: str) -> Record:
-        """Raises KeyError for an unknown id."""
-        with self._lock:
-            return self._now().records[record_id]
+        """Raises KeyError for an unknown or forgotten id."""
+        with self._reading() as view:
+            number = view.catalogue.record_number(record_id)
+            if number is None:
+                raise KeyError(record_id)
+            return view.catalogue.record(number)
 
     def segment_records(self, segment_id: str) -> tuple[Record, ...]:
         """What this segment's encoding gave, as it stands now; empty where it gave nothing or is pending.
@@ -218,89 +263,112 @@ class Store:
         Raises:
             KeyError: there is no such segment.
         """
-        with self._lock:
-            state = self._now()
-            segment = state.segments[segment_id]
-            return tuple(state.records[i] for i in state.encoded.get(segment.id, ()))
+        with self._reading() as view:
+            if view.catalogue.segment_number(segment_id) is None:
+                raise KeyError(segment_id)
+            encoding = view.catalogue.encoding_of(segment_id)
+            numbers = [] if encoding is None else view.catalogue.records_of_encoding(encoding)
+            return tuple(map(view.catalogue.record, numbers))
 
     def note(self, session: str) -> str:
         """The disambiguation note of the session's latest encoded segment."""
-        with self._lock:
-            return self._now().session(session).note
+        with self._reading() as view:
+            return view.catalogue.note(session)
 
-    def node(self, node_id: str) -> Node:
-        """Raises KeyError for an unknown id."""
-        with self._lock:
-            return self._now().nodes.entry(node_id).node()
+    def node(self, node_id: str, *, latest: int | None = None) -> Node:
+        """With `latest` only that many of its records, the newest. Raises KeyError for an unknown id."""
+        with self._reading() as view:
+            number = view.catalogue.node_number(node_id)
+            if number is None:
+                raise KeyError(node_id)
+            return view.catalogue.node(number, latest=latest)
 
-    def nodes(self, kind: NodeKind | None = None) -> Sequence[Node]:
-        with self._lock:
-            return self._now().nodes.all(kind)
+    def nodes(self, kind: NodeKind | None = None) -> tuple[Node, ...]:
+        """By their first records; dates last."""
+        with self._reading() as view:
+            return tuple(map(view.catalogue.node, view.catalogue.node_numbers(kind)))
 
-    def temporal_nodes(self, when: TimeRange) -> Sequence[Node]:
-        """Nodes of kind temporal whose span overlaps `when`, earliest first."""
-        with self._lock:
-            return self._now().nodes.overlapping(when)
+    def temporal_nodes(self, when: TimeRange, *, latest: int | None = None) -> tuple[Node, ...]:
+        """Nodes of kind temporal whose span overlaps `when`, earliest first; `latest` as for `node`."""
+        with self._reading() as view:
+            return tuple(view.catalogue.node(number, latest=latest) for number in view.catalogue.temporal(when))
 
     def search(
-        self, field: Field, queries: Vectors, k: int, *, node_kinds: Collection[NodeKind] | None = None
+        self,
+        field: Field,
+        queries: Vectors,
+        k: int,
+        *,
+        node_kinds: Collection[NodeKind] | None = None,
+        scope: Scope | None = None,
     ) -> list[list[VectorHit]]:
-        """The `k` nearest to each row of `queries`, best first, ties by id; fewer only where fewer exist.
+        """The `k` nearest to each row of `queries`, best first, equal ones in the order of storing; fewer only where
+        fewer exist.
 
-        `node_kinds` limits a search among nodes. Temporal nodes have no vectors: ask `temporal_nodes` for them.
+        `node_kinds` limits a search among nodes, `scope` one among turns or records. Temporal nodes have no vectors:
+        ask `temporal_nodes` for them.
 
         Raises:
             BadInput: `k` below 1, an unknown field, or queries that are not unit vectors of this memory's dimension.
         """
         if k < 1:
             raise BadInput(f"k is the number of hits wanted, at least 1, not {k}")
+        if field not in ("turns", "records", "nodes"):
+            raise BadInput(f"there is no field {field!r} to search: turns, records or nodes")
         if node_kinds is not None and field != "nodes":
             raise BadInput(f"node_kinds limits a search among nodes, not among {field}")
+        if scope is not None and field == "nodes":
+            raise BadInput("scope limits a search among turns or records, not among nodes")
         queries = unit_rows(queries, self.embedder.dimension, "the queries")
-        with self._lock:
-            state = self._now()
-            if field == "turns":
-                return state.turn_index.search(queries, k)
-            if field == "records":
-                return state.record_index.search(queries, k)
-            if field != "nodes":
-                raise BadInput(f"there is no field {field!r} to search: turns, records or nodes")
-            index = self._node_index(state)
-            mask = None if node_kinds is None else state.node_mask(frozenset(node_kinds))
-            return index.search(queries, k, among=mask)
+        with self._reading() as view:
+            return view.search(field, queries, k, kinds=node_kinds, scope=scope)
 
-    def usage(self) -> Sequence[Usage]:
+    def words(self, field: WordField, query: str, k: int, *, scope: Scope | None = None) -> list[tuple[str, float]]:
+        """The `k` turns or records that share the most telling words with `query`: ids and BM25, best first."""
+        if k < 1:
+            raise BadInput(f"k is the number of hits wanted, at least 1, not {k}")
+        with self._reading() as view:
+            return view.catalogue.words(field, query, k, scope)
+
+    def usage(self) -> tuple[Usage, ...]:
         """Every model call that was logged, by any process, in the order of logging."""
-        with self._lock:
-            self._now()
+        with self._reading():
             return tuple(codec.decode(Usage, line) for line in read_usage(self.path))
 
     def stats(self) -> StoreStats:
-        with self._lock:
-            state = self._now()
+        with self._reading() as view:
+            held = view.catalogue.counts()
             return StoreStats(
-                sessions=len(state.sessions),
-                turns=sum(len(s.turns) for s in state.sessions.values()),
-                segments=len(state.segments),
-                records=len(state.records),
-                nodes=len(state.nodes),
+                sessions=held["session"],
+                turns=held["turn"],
+                segments=held["segment"],
+                records=held["record"],
+                nodes=held["node"],
                 bytes=_sizes(self.path),
             )
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def missing_nodes(self, segment: Segment, records: Sequence[Record]) -> tuple[tuple[Node, str], ...]:
+    def lacking(self, nodes: Iterable[Node]) -> list[Node]:
+        """Those of `nodes` that this memory does not have."""
+        with self._reading() as view:
+            return [node for node in nodes if view.catalogue.node_number(node.id) is None]
+
+    def missing_nodes(
+        self, segment: Segment, records: Sequence[Record], *, withdrawn: bool = False
+    ) -> tuple[tuple[Node, str], ...]:
         """The nodes that encoding `segment` into `records` would create, each with the text to embed for it.
+
+        `withdrawn` says that the same transaction takes an earlier encoding of the segment back.
 
         Raises:
             BadInput: a record's text cannot be stored.
         """
-        with self._lock:
-            known = self._now().nodes
-            for record in records:
-                codec.encode(record)
-            made = nodes_of_encoding(segment, records)
-            return tuple((n, label_text(n, records)) for n in made if n.kind in VECTOR_KINDS and not known.holds(n))
+        for record in records:
+            codec.encode(record)
+        made = [n for n in nodes_of_encoding(segment, records) if n.kind in VECTOR_KINDS]
+        wanted = {n.id for n in self.lacking(made)} | {n.id for n in made if withdrawn and n.kind == "event_frame"}
+        return tuple((n, label_text(n, records)) for n in made if n.id in wanted)
 
     def transaction(self) -> Transaction:
         """A context that commits on a clean exit and leaves nothing behind on an error.
@@ -308,7 +376,125 @@ class Store:
         Raises (on entering):
             StoreError: this store was opened read-only, or this thread is in a transaction already.
         """
-        return Transaction(self._begin, self._end)
+        return Transaction(self, self._begin, self._end)
+
+    def forget(self, selection: Selection, *, dry_run: bool = False, on_progress: Report | None = None) -> Receipt:
+        """Take `selection` out of every search, and all that was made from it, in one commit; `dry_run` only says what
+        would go. Its bytes stay in the folder until `compact`: `erase` does both.
+
+        Raises:
+            BadInput: something is chosen that does not exist.
+        """
+        return self._forgetting(selection, dry_run=dry_run, on_progress=on_progress)[0]
+
+    def erase(self, selection: Selection, *, on_progress: Report | None = None) -> Receipt:
+        """`forget`, then `compact`, then search the bytes of the folder for what was forgotten."""
+        before = sum(_sizes(self.path).values())
+        held = {name: extent.count for name, extent in self._log.manifest.files.items()}
+        receipt, traces = self._forgetting(selection, dry_run=False, on_progress=on_progress)
+        if not receipt.turns and not receipt.records:
+            return receipt
+        self.compact(on_progress=on_progress)
+        left = self._log.manifest.files
+        residues, elsewhere = traces.in_folder(self.path, self._log.epoch)
+        return replace(
+            receipt,
+            compacted=True,
+            removed={name: held[name] - left[name].count for name in held if held[name] > left[name].count},
+            bytes_before=before,
+            bytes_after=sum(_sizes(self.path).values()),
+            residues=residues,
+            elsewhere=elsewhere,
+        )
+
+    def _forgetting(self, selection: Selection, *, dry_run: bool, on_progress: Report | None) -> tuple[Receipt, Traces]:
+        with self._writing, self._reading() as view:
+            gone = victims(view.catalogue, selection, on_progress=on_progress)
+            receipt = Receipt(
+                turns=tuple(t.id for t in gone.turns),
+                records=tuple(dict.fromkeys(r.id for r in gone.records)),
+                nodes=tuple(n.label for n in gone.nodes),
+                waiting=tuple(gone.waiting),
+                dry_run=dry_run,
+            )
+            traces = Traces.of(gone, view.folder, view.dimension, view.precision)
+            if not dry_run and (gone.turns or gone.records):
+                self._begin()
+                self._end(Batch(lines={files.FORGOTTEN: [codec.encode(gone.line)]}))
+            return receipt, traces
+
+    def compact(self, *, on_progress: Report | None = None) -> None:
+        """Write everything that is left into new files and remove the old ones. Nothing of what was forgotten remains.
+
+        Raises:
+            StoreDamaged: something that should be kept does not match its checksum; nothing is changed then.
+            StoreError: the disk does not take it; nothing is changed then.
+        """
+
+        def write(folder: Path) -> Manifest:
+            view, old = self._now(), self._log.manifest
+            draft = Draft(folder, old.user, old.embedder, precision=old.precision, disk=self._log.disk)
+            with draft:
+                for batch in living(view.folder, old, view.catalogue):
+                    draft.add(batch)
+                written = draft.finish(on_progress=on_progress)
+            for field, index in view.indexes.items():
+                kept = np.zeros(index.count, dtype=np.bool_)
+                kept[view.catalogue.living_rows(field)] = True
+                index.carry(folder / ROWS[field], kept, self._log.disk)
+            return written
+
+        self._rewrite(write)
+
+    def reindex(
+        self,
+        embedder: EmbedderIdentity,
+        embed: Embed,
+        *,
+        exchange_text: ExchangeText,
+        precision: Precision | None = None,
+        on_progress: Report | None = None,
+    ) -> None:
+        """Embed everything anew and switch to it at once; until then, and if this fails, all is as before.
+
+        What was embedded before an interruption is kept and not embedded again. `embed` gives one unit vector of
+        `embedder.dimension` for each text; `exchange_text` is what is embedded for an exchange of these turns.
+
+        Raises:
+            BadInput: `embed` gives something else.
+            StoreDamaged, StoreError: as `compact`.
+        """
+        with self._writing, Embedded(self.path, embedder, embed, self._log.disk) as embedded:
+
+            def write(folder: Path) -> Manifest:
+                view, old = self._now(), self._log.manifest
+                with Draft(
+                    folder, old.user, embedder, precision=precision or old.precision, disk=self._log.disk
+                ) as draft:
+                    again = embedded.anew(
+                        view.catalogue, old, view.folder, precision or old.precision, exchange_text, on_progress
+                    )
+                    for batch in again:
+                        draft.add(batch)
+                    return draft.finish()
+
+            self._rewrite(write)
+            embedded.discard()
+
+    def _rewrite(self, write: Callable[[Path], Manifest]) -> None:
+        """Put another epoch in the place of this one, and open it."""
+        with self._writing:
+            if self._in_transaction:
+                raise StoreError("this thread is in a transaction", hint="leave it first")
+            with self._reading() as view:
+                before = self._log.manifest.epoch
+                try:
+                    self._log.rewrite(write)
+                finally:
+                    if self._log.manifest.epoch != before:
+                        self._view = None
+                        view.close()
+                self._now()
 
     def add_usage(self, usage: Usage) -> None:
         """Log the cost of a model call at once; allowed for read-only stores too.
@@ -317,8 +503,7 @@ class Store:
             StoreError: it could not be written.
         """
         line = codec.encode(usage)
-        with self._lock:
-            self._now()
+        with self._reading():
             self._log.append_usage(line)
 
     def close(self) -> None:
@@ -331,11 +516,14 @@ class Store:
             if self._closed:
                 return
             self._closed = True
+            view, self._view = self._view, None
             try:
-                if self._state is not None and not self._log.read_only:
-                    self._save_graphs(self._state)
+                if view is not None and not self._log.read_only:
+                    for index in view.indexes.values():
+                        index.save(self._log.disk)
             finally:
-                self._state = None
+                if view is not None:
+                    view.close()
                 self._log.close()
 
     def __enter__(self) -> Self:
@@ -348,79 +536,92 @@ class Store:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _now(self) -> State:
-        """The state; read again from disk where an interruption left it half applied."""
+    def _now(self) -> View:
         if self._closed:
-            raise StoreError(f"the memory in {self.path} is closed")
-        if self._state is None:
-            manifest = self._log.poll()
-            if manifest is not None:
-                self._log.adopt(manifest)
-            self._state = self._load()
-        return self._state
+            raise StoreError(f"the memory {self.path} is closed", hint="open it again")
+        if self._view is None:
+            self._view = self._opened()
+        return self._view
 
-    def _load(self) -> State:
-        manifest = self._log.manifest
-        state = State(manifest.embedder.dimension, exact_below=self._exact_below)
-        nothing = dict.fromkeys(manifest.files, Extent())
-        state.apply(self._read(nothing, manifest), dict.fromkeys(manifest.files, 0))
-        rows = self.path / files.DECISION_ROWS
-        if manifest.files[files.DECISION_ROWS].bytes > (rows.stat().st_size if rows.is_file() else 0):
-            raise damaged(rows, 1 + (rows.stat().st_size if rows.is_file() else 0) // (4 * manifest.embedder.dimension))
-        state.turn_index.restore(self.path / "turns.hnsw")
-        state.record_index.restore(self.path / "records.hnsw")
-        return state
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[View]:
+        with self._lock, self._sound():
+            yield self._now()
 
-    def _node_index(self, state: State) -> VectorIndex:
-        """The index of nodes, up to date. Its vectors are made and its graph is read when nodes are first searched."""
-        index = state.node_index()
-        if self._nodes_of is state:
-            index.feed()
-        else:
-            index.restore(self.path / "nodes.hnsw")
-            self._nodes_of = state
-        return index
+    @contextlib.contextmanager
+    def _sound(self) -> Iterator[None]:
+        """What SQLite says about the catalogue, in our words."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _catalogue_error(error, self._log.epoch / files.CATALOGUE) from error
 
-    def _save_graphs(self, state: State) -> None:
-        state.turn_index.save(self.path / "turns.hnsw")
-        state.record_index.save(self.path / "records.hnsw")
-        if self._nodes_of is state:
-            self._node_index(state).save(self.path / "nodes.hnsw")
+    def _opened(self) -> View:
+        log = self._log
+        catalogue = self._readers_catalogue() if log.read_only else _current_catalogue(log)
+        try:
+            return View(log.epoch, log.manifest, catalogue, exact_below=self._exact_below)
+        except BaseException:
+            catalogue.close()
+            raise
 
-    def _continuation(self, before: Manifest, after: Manifest) -> Batch | None:
-        """What was appended from `before` to `after`; None where the files were written anew, as a backup's are."""
-        if any(extent.bytes < before.files[name].bytes for name, extent in after.files.items()):
+    def _readers_catalogue(self) -> Catalogue:
+        """The catalogue as it is, brought up to date if no writer is there to do it; a private one where the folder
+        may not be written."""
+        log, deadline = self._log, time.monotonic() + PATIENCE
+        while True:
+            if (found := self._catalogue_as_it_is(whole=True)) is not None:
+                return found
+            try:
+                with WriterLock(log.path, wait_seconds=0.0):
+                    log.adopt(log.poll() or log.manifest)
+                    return _current_catalogue(log)
+            except OSError:
+                catalogue = Catalogue(log.epoch, private=True)
+                catalogue.catch_up(log.manifest)
+                return catalogue
+            except StoreLocked:
+                if (found := self._catalogue_as_it_is(whole=False)) is not None:
+                    return found  # as of an earlier commit; the writer is about to bring it up to date
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.02)
+            log.adopt(log.poll() or log.manifest)
+
+    def _catalogue_as_it_is(self, *, whole: bool) -> Catalogue | None:
+        """The catalogue if it is there and shows a commit; with `whole` only if it shows the latest one."""
+        if not (self._log.epoch / files.CATALOGUE).exists():
             return None
         try:
-            return self._read(before.files, after)
-        except StoreDamaged:
-            return None  # the new lines do not follow from those that were read; real damage shows when all is read
+            catalogue = Catalogue(self._log.epoch)
+        except sqlite3.Error:
+            return None  # damaged, being replaced, or in a folder that may not be written: the caller tells them apart
+        generation = catalogue.covers()[0]
+        if generation >= (self._log.manifest.generation if whole else 0):
+            return catalogue
+        catalogue.close()
+        return None
 
-    def _read(self, since: Mapping[str, Extent], manifest: Manifest) -> Batch:
-        """Everything committed after `since`, checked. Exchange vectors stay on disk until they are asked for."""
-        batch = Batch()
-        for name in files.LINE_FILES:
-            batch.lines[name] = []
-            for number, payload in read_lines(self.path / name, since[name], manifest.files[name]):
-                if payload is None:
-                    raise damaged(self.path / name, number)
-                batch.lines[name].append(payload)
-        for name in (files.TURN_ROWS, files.RECORD_ROWS, files.NODE_ROWS):
-            rows, sound = read_rows(self.path / name, since[name], manifest.files[name], manifest.embedder.dimension)
-            if not sound:
-                raise damaged(self.path / name, since[name].count + _first_bad_row(name, rows, since, batch))
-            batch.rows[name] = rows
-        return batch
+    def _catch_up_if_free(self, catalogue: Catalogue) -> None:
+        """A writer catches up after each commit; if none is there, it was killed in between, and this reader does."""
+        if catalogue.private:
+            catalogue.catch_up(self._log.manifest)
+            return
+        with contextlib.suppress(StoreLocked), WriterLock(self._log.path, wait_seconds=0.0):
+            manifest = self._log.poll() or self._log.manifest
+            if manifest.epoch == self._log.manifest.epoch:
+                self._log.adopt(manifest)
+                catalogue.catch_up(manifest)
 
-    def _begin(self) -> tuple[State, Manifest]:
+    def _begin(self) -> Manifest:
         self._writing.acquire()
         try:
             if self._in_transaction:
                 raise StoreError("this thread is in a transaction already", hint="leave the first one before the next")
             if self._log.read_only:
                 raise StoreError(f"{self.path} was opened read-only", hint="open it without read_only to write")
-            with self._lock:
-                begun = self._now(), self._log.manifest
+            with self._reading():
+                begun = self._log.manifest
         except BaseException:
             self._writing.release()
             raise
@@ -431,47 +632,64 @@ class Store:
         """Commit `batch`, where there is one, and let the next transaction in."""
         try:
             if batch is not None and any(batch.lines.values()):
-                with self._lock:
-                    state, before = self._now(), self._log.manifest
-                    self._state = None  # should `apply` be interrupted, the log is read again
-                    try:
-                        self._log.commit(batch)
-                        state.apply(batch, _counts(before))
-                        self._state = state
-                    except BaseException:
-                        self._state = state if self._log.manifest is before else None
-                        raise
-                    state.feed()
+                with self._reading() as view:
+                    self._commit(view, batch)
         finally:
             self._in_transaction = False
             self._writing.release()
+
+    def _commit(self, view: View, batch: Batch) -> None:
+        before = view.counts()
+        self._log.commit(batch, view.catalogue.catch_up)
+        view.sync()
+        view.grow(self._log.disk, before)
+
+
+def _current_catalogue(log: Log) -> Catalogue:
+    """The catalogue of the log's epoch, up to date; built anew where it is missing, damaged or of other lines. For the
+    holder of the writer's lock."""
+    folder = log.epoch
+    try:
+        catalogue = Catalogue(folder)
+        try:
+            if catalogue.follows(log.manifest):
+                if catalogue.covers()[0] != log.manifest.generation:
+                    catalogue.catch_up(log.manifest)
+                return catalogue
+        except BaseException:
+            catalogue.close()
+            raise
+        catalogue.close()
+    except (sqlite3.DatabaseError, StoreDamaged) as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+    # Whatever it was, the lines decide: what is wrong with them shows when all are read.
+    remove_catalogue(log.disk, folder)
+    catalogue = Catalogue(folder)
+    try:
+        catalogue.catch_up(log.manifest)
+    except BaseException:
+        catalogue.close()
+        raise
+    return catalogue
+
+
+def _catalogue_error(error: sqlite3.Error, path: Path) -> StoreError:
+    if isinstance(error, sqlite3.OperationalError):
+        hint = "check that the folder may be written; what was stored before is intact"
+        if "full" in str(error) or "disk I/O" in str(error):
+            hint = "the disk is full: free some space and try again; what was stored before is intact"
+        return StoreError(f"cannot use {path}: {error}", hint=hint)
+    return StoreDamaged(
+        f"{path} is damaged: {error}", hint="nothing is lost, it is built again when the memory is opened for writing"
+    )
 
 
 def _sizes(folder: Path) -> dict[str, int]:
     """Bytes by file name, without the drafts that a writer makes and moves away while this looks."""
     found: dict[str, int] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.rglob("*")):
         with contextlib.suppress(FileNotFoundError):
-            found[path.name] = path.stat().st_size
+            if path.is_file():
+                found[str(path.relative_to(folder))] = path.stat().st_size
     return found
-
-
-def _counts(manifest: Manifest) -> dict[str, int]:
-    return {name: extent.count for name, extent in manifest.files.items()}
-
-
-def _first_bad_row(name: str, rows: Vectors, since: Mapping[str, Extent], batch: Batch) -> int:
-    """Which of `rows`, counted from 1, is the first that does not match the checksum in its line."""
-    checks: list[int] = []
-    if name == files.TURN_ROWS:
-        checks = [codec.decode(TurnLine, line).row for line in batch.lines[files.TURNS]]
-    elif name == files.RECORD_ROWS:
-        checks = [c for line in batch.lines[files.ENCODINGS] for c in codec.decode(EncodingLine, line).rows]
-    elif name == files.NODE_ROWS:
-        checks = [codec.decode(NodeLine, line).row for line in batch.lines[files.NODES]]
-    before = since[name].check
-    for number, (row, expected) in enumerate(zip(rows, checks, strict=False), 1):
-        if zlib.crc32(row.tobytes(), before) != expected:
-            return number
-        before = expected
-    return len(rows)

@@ -7,19 +7,22 @@ characters instead of escapes), so the same values give the same bytes.
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
-from lychee_local.errors import BadInput
+from lychee_local.errors import BadInput, StoreDamaged
 from lychee_local.types import Decision, NodeKind, Record, Turn
 
 
 @dataclass(frozen=True, slots=True)
 class TurnLine:
-    """`row` here and below is the running checksum of the vector file up to and including this line's row: it ties
-    text and vector together and says which row is damaged when the file as a whole does not match."""
+    """`row` here and below is the CRC-32 of this line's row in the vector file: it ties text and vector together and
+    says which row is damaged when the file as a whole does not match."""
 
     turn: Turn
     row: int
@@ -27,6 +30,8 @@ class TurnLine:
 
 @dataclass(frozen=True, slots=True)
 class DecisionLine:
+    """The text of the exchange is left blank: it stands in the turns already."""
+
     decision: Decision
     row: int
 
@@ -49,6 +54,22 @@ class NodeLine:
     key: str
     label: str
     row: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenLine:
+    """What is taken back, by number and never by text: lines of the files of the same name, `records` rows of record
+    vectors, `notes` encodings whose note alone goes, `labels` nodes whose label vector alone goes. `following` keeps,
+    for each session that was touched, the index its next turn gets."""
+
+    turns: tuple[int, ...] = ()
+    decisions: tuple[int, ...] = ()
+    segments: tuple[int, ...] = ()
+    encodings: tuple[int, ...] = ()
+    records: tuple[int, ...] = ()
+    notes: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()
+    following: tuple[tuple[str, int], ...] = ()
 
 
 L = TypeVar("L")
@@ -85,3 +106,23 @@ def decode(kind: type[L], line: bytes) -> L:
     except ValidationError as error:
         raise ValueError(str(error.errors(include_url=False, include_input=False)[0])) from error
     return value
+
+
+def matches(row: npt.NDArray[np.floating], check: int) -> bool:
+    """Whether a vector row, as it stands in its file, is the one whose checksum is in its line."""
+    return zlib.crc32(row.tobytes()) == check
+
+
+def understood(kind: type[L], name: str, number: int, line: bytes) -> L:
+    """`decode` of line `number` (from 0) of the file `name`, whose checksum matches.
+
+    Raises:
+        StoreDamaged: it is not what `encode` writes.
+    """
+    try:
+        return decode(kind, line)
+    except ValueError as error:
+        raise StoreDamaged(
+            f"{name}, line {number + 1} cannot be understood: {error}",
+            hint="was it written by another version of lychee?",
+        ) from error

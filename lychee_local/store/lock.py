@@ -13,6 +13,8 @@ import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from lychee_local.errors import StoreLocked
 from lychee_local.store.manifest import LOCK, canonical
@@ -60,3 +62,11 @@ class WriterLock:
 
     def release(self) -> None:
         os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

@@ -1,171 +1,39 @@
-"""Append-only lines and vector rows on disk: how they are read, and the order of writes that makes a commit.
+"""One user's folder and its commits.
 
-A commit appends to the data files, syncs each, then replaces the manifest and syncs the folder; the manifest is the
-only commit point, so after a crash the memory is as before or as after. What lies beyond the committed bytes is ignored
-by readers and cut off by the next writer. Knows nothing of turns and records: it moves bytes and floats.
-
-A line is eight hex digits, a blank, a JSON text. The digits are the CRC-32 of that text seeded with the digits of the
-line before, which finds a changed, lost, repeated or moved line and still says which one it is.
+Owns the order of writes that makes a commit: the data files of the epoch are appended to and synced, then the manifest
+is replaced and the folder synced. The manifest is the only commit point, so after a crash the memory is as before or as
+after. What lies beyond the committed bytes is ignored by readers and cut off by the next writer; an epoch folder that
+the manifest does not name is what a killed rewriting left, and removed.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import re
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from lychee_local.errors import StoreDamaged, StoreError, StoreMismatch
+from lychee_local.store.disk import Disk, OsDisk, remove_folder, sync_folder, write_file
+from lychee_local.store.epoch import Batch, EpochFiles, damaged, require_sizes
 from lychee_local.store.lock import WriterLock
 from lychee_local.store.manifest import (
     LINE_FILES,
     LOCK,
-    LOSS,
     MANIFEST,
-    ROW_FILES,
     USAGE,
     EmbedderIdentity,
     Extent,
     Manifest,
+    Precision,
+    epoch_folder,
     os_error,
     user_folder,
     user_name,
 )
-
-Rows = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one commit appends, or what a reader catches up on: payloads by line file, float rows by row file."""
-
-    lines: dict[str, list[bytes]] = field(default_factory=dict)
-    rows: dict[str, Rows] = field(default_factory=dict)
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def read_manifest(folder: Path) -> tuple[bytes, Manifest] | None:
-    """The manifest and its bytes; None where there is none."""
-    try:
-        raw = (folder / MANIFEST).read_bytes()
-    except FileNotFoundError:
-        return None
-    return raw, Manifest.parse(raw, folder / MANIFEST)
-
-
-def read_lines(path: Path, since: Extent, until: Extent) -> Iterator[tuple[int, bytes | None]]:
-    """Line numbers (from 1) and payloads committed after `since`; None where a line does not match its checksum.
-
-    Raises:
-        StoreDamaged: the file is missing or shorter than what is committed, or ends in other lines.
-    """
-    check = since.check
-    lines = _read(path, since, until).split(b"\n")[:-1]
-    for number, line in enumerate(lines, since.count + 1):
-        payload = line[9:]
-        check = zlib.crc32(payload, check)
-        if line[:9] == b"%08x " % check:
-            yield number, payload
-            continue
-        check = int(line[:8], 16) if re.fullmatch(rb"[0-9a-f]{8}", line[:8]) else 0  # the next line hangs on this one
-        yield number, None
-    if len(lines) != until.count - since.count or check != until.check:
-        raise StoreDamaged(
-            f"{path} does not end with line {until.count} as it was committed", hint="restore the file from a backup"
-        )
-
-
-def read_rows(path: Path, since: Extent, until: Extent, dimension: int) -> tuple[Rows, bool]:
-    """The rows committed after `since`, and whether they match their running checksum."""
-    data = _read(path, since, until)
-    return np.frombuffer(data, dtype="<f4").reshape(-1, dimension), zlib.crc32(data, since.check) == until.check
-
-
-def read_usage(folder: Path) -> list[bytes]:
-    """The payloads of the usage log; a last line that its writer did not finish is left out."""
-    try:
-        data = (folder / USAGE).read_bytes()
-    except FileNotFoundError:
-        return []
-    lines = data.split(b"\n")[:-1]
-    for number, line in enumerate(lines, 1):
-        if line[:9] != b"%08x " % zlib.crc32(line[9:]):
-            raise damaged(folder / USAGE, number)
-    return [line[9:] for line in lines]
-
-
-def damaged(path: Path, number: int) -> StoreDamaged:
-    unit = "row" if path.name in ROW_FILES else "line"
-    return StoreDamaged(
-        f"{path}, {unit} {number} does not match its checksum: {LOSS[path.name]} is lost",
-        hint="restore the file from a backup",
-    )
-
-
-def _read(path: Path, since: Extent, until: Extent) -> bytes:
-    wanted = until.bytes - since.bytes
-    if not wanted:
-        return b""
-    try:
-        with path.open("rb") as file:
-            file.seek(since.bytes)
-            data = file.read(wanted)
-    except FileNotFoundError as error:
-        raise StoreDamaged(
-            f"{path} is missing: {until.count} entries are lost", hint="restore the file from a backup"
-        ) from error
-    except OSError as error:
-        raise os_error(error, "read", path) from error
-    if len(data) < wanted:
-        raise StoreDamaged(
-            f"{path} ends at byte {since.bytes + len(data)}, {until.bytes} are committed: its end is lost",
-            hint="restore the file from a backup",
-        )
-    return data
-
-
-# --- the disk --------------------------------------------------------------------------------------------------------
-
-
-class Disk(Protocol):
-    """Every operation by which a commit changes the disk. The tests put one in front that fails, or that keeps a copy
-    of the folder as a crash at that moment would leave it."""
-
-    def write(self, fd: int, data: bytes, offset: int) -> None: ...
-    def sync(self, fd: int) -> None: ...
-    def truncate(self, fd: int, size: int) -> None: ...
-    def replace(self, source: Path, target: Path) -> None: ...
-
-
-class OsDisk:
-    """The real disk."""
-
-    def write(self, fd: int, data: bytes, offset: int) -> None:
-        view = memoryview(data)
-        while view:
-            done = os.pwrite(fd, view, offset)
-            view, offset = view[done:], offset + done
-
-    def sync(self, fd: int) -> None:
-        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves the data in the drive's cache
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-        else:
-            os.fsync(fd)
-
-    def truncate(self, fd: int, size: int) -> None:
-        os.ftruncate(fd, size)
-
-    def replace(self, source: Path, target: Path) -> None:
-        source.replace(target)
+from lychee_local.store.migrate import upgrade
 
 
 class Log:
@@ -175,17 +43,22 @@ class Log:
         self,
         home: Path,
         user: str,
-        embedder: EmbedderIdentity,
+        embedder: EmbedderIdentity | None,
         *,
         read_only: bool,
+        precision: Precision = "float32",
         wait_seconds: float = 0.0,
         disk: Disk | None = None,
     ) -> None:
-        """Raises StoreLocked, StoreMismatch, StoreDamaged, or StoreError where the folder is not usable."""
+        """With `embedder` None the memory must exist, and may be of any embedder.
+
+        Raises:
+            StoreLocked, StoreMismatch, StoreDamaged, or StoreError where the folder is not usable.
+        """
         self.path = user_folder(home, user)
         self.read_only = read_only
-        self._disk: Disk = disk or OsDisk()
-        self._fds: dict[str, int] = {}
+        self.disk: Disk = disk or OsDisk()
+        self._files: EpochFiles | None = None
         self._lock: WriterLock | None = None
         self._broken = ""
         name = user_name(user)
@@ -193,15 +66,22 @@ class Log:
             if not read_only:
                 if not (self.path / LOCK).exists() and not (self.path / MANIFEST).exists():
                     self._require_empty()  # before the lock file is put there
+                    if embedder is None:
+                        raise _no_memory(name, self.path)
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = WriterLock(self.path, wait_seconds=wait_seconds)
+                upgrade(self.path, self.disk)
             seen = read_manifest(self.path)
             if seen is None:
-                seen = self._create(name, embedder)
+                self._require_empty()
+                if read_only or embedder is None:
+                    raise _no_memory(name, self.path)
+                seen = self._create(Manifest(name, embedder, precision))
             self._raw, self.manifest = seen
             self._check_identity(name, embedder)
             if not read_only:
-                self._cut_leftovers()
+                self._clear_leftovers()
+            require_sizes(self.epoch, self.manifest.files)
         except OSError as error:
             self.close()
             raise os_error(error, "open", self.path) from error
@@ -209,37 +89,41 @@ class Log:
             self.close()
             raise
 
+    @property
+    def epoch(self) -> Path:
+        """The folder of the files that `manifest` speaks of."""
+        return self.path / self.manifest.folder
+
     def _require_empty(self) -> None:
         """A folder without a manifest is ours to fill only if it holds nothing but what a killed first start left."""
         present = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
         strange = present - {LOCK, MANIFEST + ".tmp"}
-        if strange & {*LINE_FILES, *ROW_FILES}:
+        if any((self.path / name / lines).exists() for name in (*strange, ".") for lines in LINE_FILES):
             raise StoreDamaged(
                 f"{self.path / MANIFEST} is missing: the lines are still there, but not which of them are committed",
-                hint="restore the folder from a backup",
+                hint="restore the folder from a backup, or take up every line that is whole: lychee check --repair",
             )
+        strange -= {epoch_folder(1)}
         if strange:
             raise StoreError(
                 f"{self.path} holds files of another program: {', '.join(sorted(strange)[:3])}",
                 hint="choose another home",
             )
 
-    def _create(self, name: str, embedder: EmbedderIdentity) -> tuple[bytes, Manifest]:
-        self._require_empty()
-        if self.read_only:
-            raise StoreError(f"there is no memory of {name!r} in {self.path}", hint="remember something first")
-        manifest = Manifest(name, embedder)
-        raw = manifest.dump()
-        self._replace_manifest(raw)
-        self._sync_folder(self.path.parent)
-        return raw, manifest
+    def _create(self, manifest: Manifest) -> tuple[bytes, Manifest]:
+        (self.path / manifest.folder).mkdir(exist_ok=True)
+        write_file(self.disk, self.path / MANIFEST, manifest.dump())
+        sync_folder(self.disk, self.path.parent)
+        return manifest.dump(), manifest
 
-    def _check_identity(self, name: str, embedder: EmbedderIdentity) -> None:
+    def _check_identity(self, name: str, embedder: EmbedderIdentity | None) -> None:
         if self.manifest.user != name:
             raise StoreMismatch(
                 f"{self.path} is the memory of {self.manifest.user!r}, not of {name!r}",
                 hint="was the folder copied or renamed? give it back its own name",
             )
+        if embedder is None:
+            return
         kept = self.manifest.embedder
         for part in ("name", "digest", "dimension"):
             theirs, ours = getattr(kept, part), getattr(embedder, part)
@@ -247,7 +131,8 @@ class Log:
                 raise StoreMismatch(
                     f"{self.path} was written with embedder {kept.name!r} ({part} {theirs}), "
                     f"now opened with {embedder.name!r} ({part} {ours})",
-                    hint="open it with the embedder it was written with, or start a new memory",
+                    hint="open it with the embedder it was written with, or embed it anew: lychee reindex --embedder "
+                    + embedder.name,
                 )
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -266,12 +151,8 @@ class Log:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def commit(self, batch: Batch) -> Manifest:
-        """Make `batch` durable: all of it, or, when this raises, nothing.
-
-        Raises:
-            StoreError: the disk is full or failing, or this log was opened read-only.
-        """
+    def require_writable(self) -> None:
+        """Raises StoreError for a log that was opened read-only, by another process before a fork, or is broken."""
         if self._lock is None:
             raise StoreError(f"{self.path} was opened read-only", hint="open it without read_only to write")
         if not self._lock.ours:
@@ -280,82 +161,92 @@ class Log:
             )
         if self._broken:
             raise StoreError(self._broken, hint="close this memory and open it again")
-        files, appended = self._appends(batch)
-        manifest = replace(self.manifest, generation=self.manifest.generation + 1, files=files)
-        raw = manifest.dump()
+
+    def commit(self, batch: Batch, then: Callable[[Manifest], None] = lambda _: None) -> Manifest:
+        """Make `batch` durable: all of it, or, when this or `then` raises, nothing.
+
+        `then` is called with the new manifest once it is published; it is where what is derived gets up to date.
+
+        Raises:
+            StoreError: the disk is full or failing, or this log may not be written.
+        """
+        self.require_writable()
+        before = self.manifest.files
+        touched = [*batch.lines, *batch.rows]
+        files = self._open_files()
         try:
-            for name, data in appended.items():
-                self._disk.write(self._fd(name), data, self.manifest.files[name].bytes)
-            for name in appended:
-                self._disk.sync(self._fd(name))
-            self._replace_manifest(raw)
+            after = files.append(before, batch)
+            files.sync(name for name in touched if after[name] != before[name])
+            manifest = replace(self.manifest, generation=self.manifest.generation + 1, files=after)
+            raw = manifest.dump()
+            write_file(self.disk, self.path / MANIFEST, raw)
+            then(manifest)
             self._raw, self.manifest = raw, manifest
         except OSError as error:
-            self._undo(appended)
+            self._undo({name: before[name] for name in touched})
             raise os_error(error, "write", self.path) from error
         except BaseException:
-            self._undo(appended)
+            self._undo({name: before[name] for name in touched})
             raise
-        return manifest
+        return self.manifest
 
-    def _appends(self, batch: Batch) -> tuple[dict[str, Extent], dict[str, bytes]]:
-        """The extents after `batch` and the bytes that get there."""
-        files, appended = dict(self.manifest.files), {}
-        for name, payloads in batch.lines.items():
-            check, parts = files[name].check, []
-            for payload in payloads:
-                check = zlib.crc32(payload, check)
-                parts.append(b"%08x %b\n" % (check, payload))
-            appended[name] = b"".join(parts)
-            files[name] = _grown(files[name], appended[name], len(payloads), check)
-        for name, rows in batch.rows.items():
-            appended[name] = np.ascontiguousarray(rows, dtype="<f4").tobytes()
-            check = zlib.crc32(appended[name], files[name].check)
-            files[name] = _grown(files[name], appended[name], len(rows), check)
-        return files, {name: data for name, data in appended.items() if data}
+    def rewrite(self, write: Callable[[Path], Manifest]) -> Manifest:
+        """Replace the epoch: `write` fills the folder it is given and returns the manifest that describes it, whose
+        generation and epoch are set here. Everything in the new folder is durable before the manifest switches.
 
-    def _replace_manifest(self, raw: bytes) -> None:
-        draft = self.path / (MANIFEST + ".tmp")
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        Raises:
+            StoreError: as `commit`. Whatever `write` raises passes through; the memory is as before then.
+        """
+        self.require_writable()
+        old, number = self.epoch, self.manifest.epoch + 1
+        new = self.path / epoch_folder(number)
         try:
-            self._disk.write(fd, raw, 0)
-            self._disk.sync(fd)
-        finally:
-            os.close(fd)
-        self._disk.replace(draft, self.path / MANIFEST)
-        self._sync_folder(self.path)
+            remove_folder(self.disk, new)
+            new.mkdir()
+            written = write(new)
+            sync_folder(self.disk, self.path)
+            self._publish(replace(written, generation=self.manifest.generation + 1, epoch=number))
+        except BaseException as error:
+            self._undo({})
+            if self.manifest.epoch != number and not self._broken:
+                remove_folder(self.disk, new)
+            if isinstance(error, OSError):
+                raise os_error(error, "write", self.path) from error
+            raise
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+        remove_folder(self.disk, old)
+        return self.manifest
 
-    def _sync_folder(self, folder: Path) -> None:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self._disk.sync(fd)
-        finally:
-            os.close(fd)
+    def _publish(self, manifest: Manifest) -> None:
+        raw = manifest.dump()
+        write_file(self.disk, self.path / MANIFEST, raw)
+        self._raw, self.manifest = raw, manifest
 
-    def _undo(self, names: Iterable[str]) -> None:
+    def _undo(self, extents: Mapping[str, Extent]) -> None:
         """Back to the last commit: first the manifest, should the new one be in place already, then the data."""
         try:
             if (self.path / MANIFEST).read_bytes() != self._raw:
-                self._replace_manifest(self._raw)
-            for name in names:
-                self._disk.truncate(self._fd(name), self.manifest.files[name].bytes)
+                write_file(self.disk, self.path / MANIFEST, self._raw)
+            self._open_files().cut(extents)
         except OSError as error:
             # Every commit writes at the committed end, so bytes left there are harmless; a manifest that could not be
             # put back is not, and what it says can only be learnt by opening the folder again.
             self._broken = f"{self.path} could not be brought back to its last commit: {error}"
 
-    def _cut_leftovers(self) -> None:
-        """Cut what a killed writer left beyond the committed bytes."""
-        for name, extent in self.manifest.files.items():
-            path = self.path / name
-            if path.exists() and path.stat().st_size > extent.bytes:
-                self._disk.truncate(self._fd(name), extent.bytes)
+    def _clear_leftovers(self) -> None:
+        """Remove what a killed writer left: bytes beyond the committed ones, other epochs, a draft of the manifest."""
+        self._open_files().cut(self.manifest.files)
+        for path in self.path.iterdir():
+            if path.is_dir() and path != self.epoch and path.name.startswith("epoch-"):
+                remove_folder(self.disk, path)
         (self.path / (MANIFEST + ".tmp")).unlink(missing_ok=True)
 
-    def _fd(self, name: str) -> int:
-        if name not in self._fds:
-            self._fds[name] = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        return self._fds[name]
+    def _open_files(self) -> EpochFiles:
+        if self._files is None:
+            self._files = EpochFiles(self.epoch, self.manifest.precision, self.disk)
+        return self._files
 
     # --- usage: small, shared by readers and writers, outside the commit ---------------------------------------------
 
@@ -379,16 +270,41 @@ class Log:
 
     def close(self) -> None:
         """Give back the files and the lock. Can be called twice."""
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds = {}
+        if self._files is not None:
+            self._files.close()
+            self._files = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
 
-def _grown(extent: Extent, data: bytes, count: int, check: int) -> Extent:
-    return Extent(extent.bytes + len(data), extent.count + count, check)
+def read_manifest(folder: Path) -> tuple[bytes, Manifest] | None:
+    """The manifest and its bytes; None where there is none."""
+    path = folder / MANIFEST
+    try:
+        if not path.is_file() and path.exists():
+            raise StoreDamaged(f"{path} is no file", hint="restore the folder from a backup")
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return raw, Manifest.parse(raw, path)
+
+
+def read_usage(folder: Path) -> list[bytes]:
+    """The payloads of the usage log; a last line that its writer did not finish is left out."""
+    try:
+        data = (folder / USAGE).read_bytes()
+    except FileNotFoundError:
+        return []
+    lines = data.split(b"\n")[:-1]
+    for number, line in enumerate(lines, 1):
+        if line[:9] != b"%08x " % zlib.crc32(line[9:]):
+            raise damaged(folder / USAGE, number)
+    return [line[9:] for line in lines]
+
+
+def _no_memory(name: str, path: Path) -> StoreError:
+    return StoreError(f"there is no memory of {name!r} in {path}", hint="remember something first")
 
 
 def _whole_lines(fd: int, end: int) -> int:

@@ -2,6 +2,10 @@
 
 Owns the names of the files, the manifest (the only commit point), and the one function that makes a path from a user's
 name. Opens no file.
+
+Everything with words or vectors in it lies in an epoch folder that the manifest names. Commits append to its files;
+whatever has to take something away (forgetting, another embedder, a newer format) writes the next epoch beside it and
+lets the manifest switch.
 """
 
 from __future__ import annotations
@@ -15,27 +19,29 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lychee_local.errors import BadInput, StoreDamaged, StoreError, StoreMismatch
 from lychee_local.types import Calibration
 
-FORMAT = 1
+FORMAT = 2
 METRIC = "inner product of unit vectors"
 
-TURNS, DECISIONS, SEGMENTS, ENCODINGS, NODES = LINE_FILES = (
+TURNS, DECISIONS, SEGMENTS, ENCODINGS, NODES, FORGOTTEN = LINE_FILES = (
     "turns.jsonl",
     "decisions.jsonl",
     "segments.jsonl",
     "encodings.jsonl",
     "nodes.jsonl",
+    "forgotten.jsonl",
 )
 TURN_ROWS, DECISION_ROWS, RECORD_ROWS, NODE_ROWS = ROW_FILES = (
-    "turns.f32",
-    "decisions.f32",
-    "records.f32",
-    "nodes.f32",
+    "turns.rows",
+    "decisions.rows",
+    "records.rows",
+    "nodes.rows",
 )
+CATALOGUE = "catalogue.sqlite"
 USAGE = "usage.jsonl"
 MANIFEST = "manifest.json"
 LOCK = "lock"
@@ -47,6 +53,7 @@ LOSS = {
     SEGMENTS: "the bounds of one segment",
     ENCODINGS: "the records of one segment",
     NODES: "one index entry (it can be made again from the records)",
+    FORGOTTEN: "the numbers of lines that were to be forgotten",
     TURN_ROWS: "the vector of one turn (its text is intact)",
     DECISION_ROWS: "the vector of one exchange (its text is intact)",
     RECORD_ROWS: "the vector of one record (its text is intact)",
@@ -66,6 +73,9 @@ class EmbedderIdentity:
     calibration: Calibration = field(default_factory=Calibration)
 
 
+Precision = Literal["float32", "float16"]
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """How much of one file is committed. `check` is the running CRC-32: of the JSON texts, or of the rows."""
@@ -81,44 +91,84 @@ class Manifest:
 
     user: str
     embedder: EmbedderIdentity
+    precision: Precision = "float32"
     generation: int = 0
+    epoch: int = 1
     files: Mapping[str, Extent] = field(default_factory=lambda: dict.fromkeys((*LINE_FILES, *ROW_FILES), Extent()))
+
+    @property
+    def folder(self) -> str:
+        """The name of the epoch's folder."""
+        return epoch_folder(self.epoch)
 
     def dump(self) -> bytes:
         content = {
             "format": FORMAT,
             "user": self.user,
             "embedder": {**asdict(self.embedder), "metric": METRIC},
+            "precision": self.precision,
             "generation": self.generation,
+            "epoch": self.epoch,
             "files": {name: asdict(extent) for name, extent in self.files.items()},
         }
         return canonical({**content, "check": zlib.crc32(canonical(content))}) + b"\n"
 
     @classmethod
     def parse(cls, data: bytes, path: Path) -> Manifest:
-        """Raises StoreDamaged for anything `dump` did not write, StoreMismatch for a newer format."""
-        try:
-            content: dict[str, Any] = json.loads(data)
-            check = content.pop("check")
-            written = content["format"]
-            if isinstance(written, int) and written > FORMAT:
-                raise StoreMismatch(
-                    f"{path} has format {written}, this version of lychee reads up to {FORMAT}",
-                    hint="install the lychee version that wrote it, or a newer one",
-                )
-            if zlib.crc32(canonical(content)) != check:
-                raise ValueError("its checksum does not match")
-            about = content["embedder"]
-            identity = EmbedderIdentity(
-                about["name"], about["digest"], about["dimension"], Calibration(**about["calibration"])
+        """Raises StoreDamaged for anything `dump` did not write, StoreMismatch for another format."""
+        content = parse_manifest(data, path)
+        if content["format"] < FORMAT:
+            raise StoreMismatch(
+                f"{path} has format {content['format']}, this version of lychee writes {FORMAT}",
+                hint="open it once for writing, it is then brought to the new format: lychee check --repair",
             )
-            files = {name: Extent(**extent) for name, extent in content["files"].items()}
-            return cls(content["user"], identity, content["generation"], files)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise StoreDamaged(
-                f"{path} is damaged ({error}): the lines are still there, but not which of them are committed",
-                hint="restore the folder from a backup",
-            ) from error
+        try:
+            identity = identity_of(content)
+            files = {name: Extent(**content["files"][name]) for name in (*LINE_FILES, *ROW_FILES)}
+            precision: Precision = "float16" if content["precision"] == "float16" else "float32"
+            return cls(content["user"], identity, precision, content["generation"], content["epoch"], files)
+        except (KeyError, TypeError) as error:
+            raise _no_manifest(path, error) from error
+
+
+def epoch_folder(number: int) -> str:
+    return f"epoch-{number:06d}"
+
+
+def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
+    """The content of a manifest of this or an older format.
+
+    Raises:
+        StoreDamaged: it is not whole.
+        StoreMismatch: its format is newer than this version reads.
+    """
+    try:
+        content: dict[str, Any] = json.loads(data)
+        check = content.pop("check")
+        written = content["format"]
+        if isinstance(written, int) and written > FORMAT:
+            raise StoreMismatch(
+                f"{path} has format {written}, this version of lychee reads up to {FORMAT}",
+                hint="install the lychee version that wrote it, or a newer one",
+            )
+        if zlib.crc32(canonical(content)) != check or not isinstance(written, int):
+            raise ValueError("its checksum does not match")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _no_manifest(path, error) from error
+    return content
+
+
+def identity_of(content: Mapping[str, Any]) -> EmbedderIdentity:
+    """The embedder that a manifest's content names."""
+    about = content["embedder"]
+    return EmbedderIdentity(about["name"], about["digest"], about["dimension"], Calibration(**about["calibration"]))
+
+
+def _no_manifest(path: Path, error: Exception) -> StoreDamaged:
+    return StoreDamaged(
+        f"{path} is damaged ({error}): the lines are still there, but not which of them are committed",
+        hint="restore the folder from a backup, or let `lychee check --repair` take up every line that is whole",
+    )
 
 
 # --- the user's folder -----------------------------------------------------------------------------------------------
@@ -170,6 +220,10 @@ def canonical(content: object) -> bytes:
 
 def os_error(error: OSError, verb: str, path: Path) -> StoreError:
     hint = "check that the folder exists and that you may write to it"
-    if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "the disk is full: free some space and try again; what was stored before is intact"
+    elif error.errno == errno.EFBIG:
+        hint = (
+            "a file may not get larger here (see ulimit -f, or the file system's own limit); what was stored is intact"
+        )
     return StoreError(f"cannot {verb} {path}: {error.strerror or error}", hint=hint)

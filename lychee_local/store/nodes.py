@@ -1,6 +1,6 @@
 """Index entries that point to records, made from record metadata without any model (docs/method.md 3).
 
-Owns keys, which nodes a record and a segment give, and which records each node points to. Knows no vectors, no files.
+Owns keys and which nodes a record and a segment give. Knows no vectors, no files.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import re
 import unicodedata
 from calendar import monthrange
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 
-from lychee_local.types import DateSpan, Node, NodeKind, Record, Segment, TimeRange
+from lychee_local.types import DateSpan, Node, NodeKind, Record, Segment
 
 Key = tuple[NodeKind, str]
 
@@ -63,9 +63,9 @@ def nodes_of_record(record: Record) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
-def event_frame(segment: Segment, records: Sequence[Record]) -> Node:
+def event_frame(segment_id: str, records: Sequence[Record]) -> Node:
     """The node of a whole segment; its key is the segment's own place, so two segments never share one."""
-    place = segment.id.removeprefix("segment:")
+    place = segment_id.removeprefix("segment:")
     return Node("event_frame", place, place, tuple(dict.fromkeys(r.id for r in records)))
 
 
@@ -79,7 +79,7 @@ def nodes_of_encoding(segment: Segment, records: Sequence[Record]) -> tuple[Node
         same[0] if len(same) == 1 else replace(same[0], records=_union(n.records for n in same))
         for same in merged.values()
     ]
-    return (*nodes, event_frame(segment, records)) if records else ()
+    return (*nodes, event_frame(segment.id, records)) if records else ()
 
 
 def label_text(node: Node, records: Sequence[Record]) -> str:
@@ -87,76 +87,6 @@ def label_text(node: Node, records: Sequence[Record]) -> str:
     if node.kind == "event_frame":
         return "\n".join(r.text for r in records[:FRAME_SENTENCES])
     return node.label
-
-
-@dataclass(slots=True)
-class Entry:
-    """A node in the making: `head` is as it was first met, `records` an ordered set of all it points to. The id, a
-    hash, is kept because a node is met far more often than it is made."""
-
-    id: str
-    head: Node
-    records: dict[str, None]
-
-    def node(self) -> Node:
-        return Node(self.head.kind, self.head.key, self.head.label, tuple(self.records), self.head.when)
-
-    def latest(self, count: int) -> list[str]:
-        """The records linked last, at most `count`."""
-        return list(islice(reversed(self.records), count))
-
-
-class Nodes:
-    """Every node of one memory and the records each points to, in the order they were linked."""
-
-    def __init__(self) -> None:
-        self._by_key: dict[Key, Entry] = {}
-        self._by_id: dict[str, Entry] = {}
-        self._of_record: dict[str, list[Entry]] = {}
-        self._temporal: list[Entry] = []
-
-    def __len__(self) -> int:
-        return len(self._by_key)
-
-    def holds(self, node: Node) -> bool:
-        return (node.kind, node.key) in self._by_key
-
-    def create(self, node: Node) -> Entry:
-        entry = Entry(node.id, node, {})
-        self._by_key[node.kind, node.key] = self._by_id[entry.id] = entry
-        if node.kind == "temporal":
-            self._temporal.append(entry)
-        return entry
-
-    def link(self, node: Node) -> Entry:
-        """Add `node.records` to the node of this kind and key, which is created where it is new."""
-        entry = self._by_key.get((node.kind, node.key)) or self.create(node)
-        for record in node.records:
-            if record not in entry.records:
-                entry.records[record] = None
-                self._of_record.setdefault(record, []).append(entry)
-        return entry
-
-    def entry(self, node_id: str) -> Entry:
-        """Raises KeyError for an unknown id."""
-        return self._by_id[node_id]
-
-    def of_record(self, record_id: str) -> Sequence[Entry]:
-        return self._of_record.get(record_id, ())
-
-    def all(self, kind: NodeKind | None) -> tuple[Node, ...]:
-        """In the order of first meeting; dates last when every kind is asked for."""
-        if kind == "temporal":
-            return tuple(entry.node() for entry in self._temporal)
-        wanted = VECTOR_KINDS if kind is None else (kind,)
-        chosen = tuple(entry.node() for entry in self._by_key.values() if entry.head.kind in wanted)
-        return chosen + (self.all("temporal") if kind is None else ())
-
-    def overlapping(self, when: TimeRange) -> tuple[Node, ...]:
-        """Temporal nodes whose span overlaps `when`, by first day, then by last, then by id."""
-        spans = ((entry.head.when, entry) for entry in self._temporal)
-        found = [(s.start, s.end, e.id, e) for s, e in spans if s is not None and when.overlaps(s.start, s.end)]
-        return tuple(entry.node() for _, _, _, entry in sorted(found, key=lambda item: item[:3]))
 
 
 def _keyed(terms: Iterable[str]) -> dict[str, str]:

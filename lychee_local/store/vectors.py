@@ -1,46 +1,72 @@
-"""Nearest neighbours among unit vectors, exact for small sets and through an hnswlib graph for large ones.
+"""Nearest neighbours among the unit vectors of one flat file: exact for few rows, through an hnswlib graph for many.
 
-Owns float rows in memory, the graph over them, and the graph's snapshot on disk. Everything here is derived: a snapshot
-that is missing, damaged or out of date costs time, never a result. This is the only place that touches hnswlib.
+The flat file is the store's; it is mapped and only read here, so opening costs the same at every size. What this module
+owns is derived from it: the graph, and the graph's snapshot beside the file. A snapshot that is missing, damaged or out
+of date costs time, never a result. This is the only place that touches hnswlib.
 
-Rows [0, G) are in the graph, rows [G, n) are the tail and are searched exactly. A vector that is replaced while it lies
-in the tail is overwritten; one that lies in the graph is marked dead there and comes back at the end of the tail. For
-each insertion beyond the threshold `feed` moves two rows from the tail into the graph, so that the tail gets short and
-no single commit, and no opening, pays for a whole build.
+Rows [0, G) are in the graph, rows [G, n) are the tail and are searched exactly. For each row that comes in `feed` moves
+two from the tail into the graph, oldest first, so that the tail gets short and no single commit pays for a whole build.
+Equal vectors share one point of the graph, whose number there is its label. hnswlib never learns which rows are buried:
+they are kept out by a filter, because with its own marks it can insert a point that has no living neighbour, which it
+does not survive.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import mmap
+import os
+import struct
+import threading
+import time
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from lychee_local.errors import BadInput, StoreError
+from lychee_local.errors import BadInput, StoreDamaged, StoreError
+from lychee_local.store.disk import Disk, sync_folder
 
 Vectors = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
-Labels = npt.NDArray[np.intp]
+Numbers = npt.NDArray[np.intp]
+Labels = npt.NDArray[np.int32]
+Precision = Literal["float32", "float16"]
 
 EXACT_BELOW = 20_000  # rows; the paper's own switch between exact and approximate search (docs/method.md 3.7)
 UNIT_TOLERANCE = 1e-3
-# Two BLAS paths may differ by this much on the same vector. BLAS proposes with this margin, float64 decides, so that
-# equal vectors have equal cosines and a result does not depend on what else is in the batch.
+# Two ways of summing may differ by this much on the same vector. BLAS and the graph propose with this margin, float64
+# decides, so that equal vectors have equal cosines and a result does not depend on what else is in the batch.
 MARGIN = 4e-6
-BLOCK = 65_536  # rows scored at a time, which bounds the memory of one search
-LINKS, BUILD_WIDTH, SEARCH_WIDTH, SEED = 16, 200, 256, 100  # hnswlib's M, ef_construction, least ef, random_seed
+BLOCK = 4_096  # rows scored at a time: few enough to be converted within the processor's cache
+# hnswlib's M, ef_construction, least ef, random_seed
+LINKS, BUILD_WIDTH, SEARCH_WIDTH, SEED = 16, 100, 128, 100
+EQUAL_WIDTH = 16  # ef of the search for an equal vector: one that it misses becomes a point of its own
+SPARE = 8  # points asked of the graph beyond k, among which float64 decides
+CHUNK = 64  # rows inserted between two moments at which a search can come in
+# Restoring reads every byte of the graph, which takes as long as some 13 exact searches. A process that asks one
+# question, or adds one row, is done sooner without. So the graph is loaded once this many searches have scored a long
+# tail, or once the rows that came in behind it are this part of those covered.
+LOOKS_BEFORE_LOAD = 8
+ROWS_PER_LOAD = 128
+SAMPLE = 64  # rows whose bytes tie a snapshot to its flat file
+
+_KINDS: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
+# hnswlib's file: offset of the links, room, points, bytes a point, offset of its label, of its vector, top level, entry
+# point, links a point on upper levels and on the lowest, M, level factor, ef_construction; then the points.
+_HEADER = struct.Struct("<6QiI3QdQ")
 
 
 @dataclass(frozen=True, slots=True)
-class VectorHit:
+class RowHit:
     """`cosine` is the inner product of unit vectors, in [-1, 1]."""
 
-    id: str
+    row: int
     cosine: float
 
 
@@ -61,279 +87,512 @@ def unit_rows(vectors: npt.ArrayLike, dimension: int, what: str) -> Vectors:
 
 
 class VectorIndex:
-    """Vectors by id. An id keeps its number (the order of first insertion) when its vector is replaced."""
+    """The rows of one flat file by number. Every method may be called from any thread."""
 
-    def __init__(self, dimension: int, *, exact_below: int = EXACT_BELOW) -> None:
+    def __init__(
+        self, path: Path, dimension: int, *, precision: Precision = "float32", exact_below: int = EXACT_BELOW
+    ) -> None:
+        """`path` need not exist while it has no rows. Nothing is read before `extend`."""
+        self._path = path
         self._dimension = dimension
+        self._precision = precision
         self._exact_below = exact_below
-        self._ids: list[str] = []
-        self._row_of: dict[str, int] = {}
-        self._rows: Vectors = np.zeros((0, dimension), dtype=np.float32)
-        self._number: Labels = np.zeros(0, dtype=np.intp)  # row -> number of its id
-        self._live: Mask = np.zeros(0, dtype=np.bool_)
-        self._count = 0
-        self._numbers: dict[str, int] = {}
-        self._graph: Any = None
-        self._in_graph = 0
-        self._saved = 0
-        self._owed = 0  # rows that `feed` has to move for what was put since
+        self._lock = threading.RLock()
+        self._saving = threading.Lock()  # one draft at a time, outside the lock that searches wait for
+        self._rows: npt.NDArray[Any] = np.zeros((0, dimension), dtype=_KINDS[precision])
+        self._live = _Column(np.bool_)
+        self._buried = 0
+        self._graph: _Graph | None = None
+        self._saved = 0  # rows covered by the snapshot on disk
+        self._seen: tuple[int, ...] | None = None  # the snapshot looked at last
+        self._fed = 0  # rows that came in behind a snapshot not restored yet, whose tail is long
+        self._scored = 0  # rows scored exactly for want of a graph
 
     def __len__(self) -> int:
-        return len(self._row_of)
+        """Rows that are not buried."""
+        return self.count - self._buried
 
     @property
-    def dimension(self) -> int:
-        return self._dimension
-
-    @property
-    def ids(self) -> Sequence[str]:
-        """Every id in the order of first insertion, dropped ones included."""
-        return self._ids
+    def count(self) -> int:
+        """Rows of the file, buried ones included."""
+        return len(self._rows)
 
     @property
     def in_graph(self) -> int:
-        """Rows that the graph covers, dead ones included."""
-        return self._in_graph
-
-    def vectors(self, ids: Sequence[str]) -> Vectors:
-        """Raises KeyError for an id that is not held."""
-        rows: Vectors = self._rows[[self._row_of[id] for id in ids]]
-        return rows
+        """Rows that the graph in memory covers, buried ones included; 0 until a snapshot is restored."""
+        return 0 if self._graph is None else self._graph.covered
 
     # --- changing ----------------------------------------------------------------------------------------------------
 
-    def put(self, ids: Sequence[str], vectors: Vectors) -> None:
-        """Insert or replace; `vectors` has been through `unit_rows`."""
-        self._reserve(self._count + len(ids))
-        self._owed += 2 * len(ids)
-        if self._row_of.keys().isdisjoint(ids) and len(set(ids)) == len(ids):
-            start = self._count
-            for id in ids:
-                self._append(id)
-            self._rows[start : self._count] = vectors
-            return
-        for id, vector in zip(ids, vectors, strict=True):
-            row = self._row_of.get(id)
-            if row is None or row < self._in_graph:
-                if row is not None:
-                    self._kill(row)
-                row = self._append(id)
-            self._rows[row] = vector
+    def extend(self, count: int) -> None:
+        """Rows [0, count) of the file are committed now.
 
-    def drop(self, ids: Collection[str]) -> None:
-        """Take ids out of every search. Their vectors are overwritten in memory."""
-        for id in ids:
-            self._kill(self._row_of.pop(id))
+        Raises:
+            StoreDamaged: the file is missing or shorter, or `count` is less than it was.
+        """
+        with self._lock:
+            if count == self.count:
+                return
+            if count < self.count:
+                raise StoreDamaged(
+                    f"{self._path} has {count} committed rows, it had {self.count}", hint="restore it from a backup"
+                )
+            self._rows = _mapped(self._path, count, self._dimension, self._precision)
+            self._live.append(np.ones(count - self._live.size, dtype=np.bool_))
 
-    def _append(self, id: str) -> int:
-        row = self._count
-        if id not in self._numbers:
-            self._numbers[id] = len(self._ids)
-            self._ids.append(id)
-        self._number[row] = self._numbers[id]
-        self._live[row] = True
-        self._row_of[id] = row
-        self._count += 1
-        return row
+    def bury(self, rows: Collection[int]) -> None:
+        """Take rows out of every search from now on. Raises BadInput for a row that the file does not have."""
+        numbers = np.fromiter(rows, dtype=np.intp, count=len(rows))
+        with self._lock:
+            strange = numbers[(numbers < 0) | (numbers >= self.count)]
+            if strange.size:
+                raise BadInput(f"row {strange[0]} of {self._path} is to be buried, it has {self.count} rows")
+            self._live.values[numbers] = False
+            self._buried = self.count - int(np.count_nonzero(self._live.values))
+            if self._graph is not None:
+                self._graph.bury(numbers, self._live.values)
 
-    def _kill(self, row: int) -> None:
-        self._live[row] = False
-        self._rows[row] = 0.0
-        if row < self._in_graph:
-            self._graph.mark_deleted(row)
+    def close(self) -> None:
+        """Let go of the file and the graph. Can be called twice."""
+        with self._lock:
+            self._rows = self._rows[:0].copy()
+            self._live = _Column(np.bool_)
+            self._buried = 0
+            self._graph = None
 
-    def _reserve(self, count: int) -> None:
-        room = len(self._rows)
-        if count <= room:
-            return
-        # An exact fit for the first fill (a store that is opened), doubling after it.
-        size = count if room == 0 else max(count, 2 * room)
-        self._rows = _resized(self._rows, size)
-        self._number = _resized(self._number, size)
-        self._live = _resized(self._live, size)
+    # --- reading -----------------------------------------------------------------------------------------------------
 
-    # --- searching ---------------------------------------------------------------------------------------------------
+    def rows(self, numbers: Sequence[int] | npt.NDArray[Any]) -> Vectors:
+        """Copies, of shape (n, dimension). Raises IndexError for a row that the file does not have."""
+        picked = np.asarray(numbers, dtype=np.intp)
+        if picked.size and picked.min() < 0:
+            raise IndexError(f"row {picked.min()} of {self._path}")
+        return np.asarray(self._rows[picked], dtype=np.float32)
 
-    def search(self, queries: Vectors, k: int, *, among: Collection[str] | Mask | None = None) -> list[list[VectorHit]]:
-        """The `k` best per query, best first, ties by id; `among` limits it, by id or by a mask over `ids`."""
-        allowed = self._allowed(among)
-        k = min(k, int(np.count_nonzero(allowed)))
-        if k < 1 or not len(queries):
-            return [[] for _ in queries]
-        start = 0
-        found: list[list[Labels]] = [[] for _ in queries]
-        if self._in_graph and np.count_nonzero(allowed[: self._in_graph]) > self._exact_below // 2:
-            start = self._in_graph
-            self._search_graph(queries, k, allowed, found, filtered=among is not None)
-        for block in range(start, self._count, BLOCK):
-            self._search_rows(queries, k, allowed, block, min(block + BLOCK, self._count), found)
-        return [self._ranked(query, np.concatenate(rows), k) for query, rows in zip(queries, found, strict=True)]
+    def search(self, queries: Vectors, k: int, *, among: Mask | None = None) -> list[list[RowHit]]:
+        """The `k` best per query, best first, ties by row number; `among` says per row whether it may be a result, and
+        rows beyond its end may not."""
+        queries = unit_rows(queries, self._dimension, "queries")
+        with self._lock:
+            allowed = self._allowed(among)
+            total = int(np.count_nonzero(allowed))
+            k = min(k, total)
+            if k < 1:
+                return [[] for _ in queries]
+            if total > self._exact_below:
+                self._load_if_worth_it()
+            found: list[_Proposals] = [_Proposals() for _ in queries]
+            start = 0
+            if self._graph is not None and np.count_nonzero(allowed[: self.in_graph]) > self._exact_below // 2:
+                start = self.in_graph
+                self._propose_graph(self._graph, queries, k, allowed, found)
+            self._propose_rows(queries, k, np.flatnonzero(allowed[start:]) + start, found)
+            return [self._ranked(query, each.best(k), k) for query, each in zip(queries, found, strict=True)]
 
-    def _allowed(self, among: Collection[str] | Mask | None) -> Mask:
-        live = self._live[: self._count]
+    def _allowed(self, among: Mask | None) -> Mask:
+        live = self._live.values
         if among is None:
             return live
-        if isinstance(among, np.ndarray):
-            return live & among[self._number[: self._count]]
-        mask = np.zeros(self._count, dtype=np.bool_)
-        mask[[self._row_of[id] for id in among if id in self._row_of]] = True
-        return mask
+        allowed = np.zeros(len(live), dtype=np.bool_)
+        shared = min(len(live), len(among))
+        np.logical_and(live[:shared], among[:shared], out=allowed[:shared])
+        return allowed
 
-    def _search_rows(
-        self, queries: Vectors, k: int, allowed: Mask, start: int, stop: int, found: list[list[Labels]]
-    ) -> None:
-        """Add to `found` every row of [start, stop) that can be among the best k."""
-        chosen = np.flatnonzero(allowed[start:stop])
-        if not chosen.size:
-            return
-        block = self._rows[start:stop]
-        if chosen.size < len(block) // 2:
-            block = block[chosen]
-            scores = queries @ block.T
-        else:
-            scores = (queries @ block.T)[:, chosen] if chosen.size < len(block) else queries @ block.T
-        for row_scores, rows in zip(scores, found, strict=True):
-            if k < row_scores.size:
-                least = np.partition(row_scores, -k)[-k] - MARGIN
-                rows.append(chosen[row_scores >= least] + start)
-            else:
-                rows.append(chosen + start)
-
-    def _search_graph(
-        self, queries: Vectors, k: int, allowed: Mask, found: list[list[Labels]], *, filtered: bool
-    ) -> None:
-        """Add the graph's best k to `found`; where the graph cannot give that many, search its rows exactly."""
-        wanted = min(k, int(np.count_nonzero(allowed[: self._in_graph])))
-        self._graph.set_ef(max(SEARCH_WIDTH, 2 * wanted))
-        accept = (lambda row: bool(allowed[row])) if filtered else None
-        for number, query in enumerate(queries):
-            try:
-                labels, _ = self._graph.knn_query(query, k=wanted, num_threads=1, filter=accept)
-            except RuntimeError:  # hnswlib's only sign that it met fewer than k rows on its way
-                for block in range(0, self._in_graph, BLOCK):
-                    stop = min(block + BLOCK, self._in_graph)
-                    self._search_rows(queries[number : number + 1], k, allowed, block, stop, found[number : number + 1])
+    def _propose_rows(self, queries: Vectors, k: int, rows: Numbers, found: list[_Proposals]) -> None:
+        """Add to `found` every one of `rows` (ascending) that can be among the best k."""
+        starts = np.arange(0, self.count, BLOCK)
+        edges = np.append(np.searchsorted(rows, starts), len(rows))
+        for start, first, last in zip(starts, edges[:-1], edges[1:], strict=True):
+            chosen = rows[first:last]
+            if not chosen.size:
                 continue
-            found[number].append(labels[0].astype(np.intp))
+            block = self._rows[start : start + BLOCK]
+            if 2 * chosen.size < len(block):  # else scoring all is cheaper than copying most
+                scores = queries @ _as_float32(block[chosen - start]).T
+            else:
+                scores = queries @ _as_float32(block).T
+                scores = scores if chosen.size == len(block) else scores[:, chosen - start]
+            for row_scores, proposals in zip(scores, found, strict=True):
+                proposals.add(chosen, row_scores, k)
 
-    def _ranked(self, query: Vectors, rows: Labels, k: int) -> list[VectorHit]:
-        vectors = self._rows[rows].astype(np.float64)
-        cosines = np.clip(np.einsum("ij,j->i", vectors, query.astype(np.float64)), -1.0, 1.0)
-        hits = [VectorHit(self._ids[n], float(c)) for n, c in zip(self._number[rows], cosines, strict=True)]
-        return sorted(hits, key=lambda hit: (-hit.cosine, hit.id))[:k]
+    def _propose_graph(self, graph: _Graph, queries: Vectors, k: int, allowed: Mask, found: list[_Proposals]) -> None:
+        """Add the graph's best to `found`; where it cannot give enough of them, search its rows exactly."""
+        points = graph.alive.values if allowed is self._live.values else graph.points(allowed)
+        wanted = min(k + SPARE, int(np.count_nonzero(points)))
+        accept = None if points.all() else points.tobytes().__getitem__
+        for number, query in enumerate(queries):
+            nearest = graph.nearest(query, wanted, accept)
+            if nearest is None:
+                rows = np.flatnonzero(allowed[: graph.covered])
+                self._propose_rows(queries[number : number + 1], k, rows, found[number : number + 1])
+                continue
+            for rows, scores in graph.spread(*nearest, allowed, k):
+                found[number].add(rows, scores, k)
+
+    def _ranked(self, query: Vectors, rows: Numbers, k: int) -> list[RowHit]:
+        exact = query.astype(np.float64)
+        parts = [
+            np.einsum("ij,j->i", self._rows[rows[start : start + BLOCK]].astype(np.float64), exact)
+            for start in range(0, len(rows), BLOCK)
+        ]
+        cosines = np.clip(np.concatenate(parts), -1.0, 1.0)
+        best = np.lexsort((rows, -cosines))[:k]
+        return [RowHit(int(row), float(cosine)) for row, cosine in zip(rows[best], cosines[best], strict=True)]
 
     # --- the graph ---------------------------------------------------------------------------------------------------
 
-    def feed(self) -> None:
-        """Let the graph catch up, twice as fast as rows come in. Called after `put`, except when a store is opened."""
-        self._move(self._owed)
-        self._owed = 0
+    def feed(self, rows: int) -> None:
+        """`rows` more rows came in: let the graph catch up by twice as many. Readers do not call this."""
+        with self._lock:
+            covered = self.in_graph or self._restorable()
+            if self._tail_is_short(covered):
+                return
+            if self._graph is None:
+                self._fed += rows
+                if self._fed * ROWS_PER_LOAD < covered:
+                    return
+                self.restore()
+        self._move(2 * rows)
 
     def build(self) -> None:
-        """Bring the tail into the graph at once, as far as the set is large enough to have one."""
-        self._move(self._count)
+        """Bring the whole tail into the graph at once, if the file is large enough to have one."""
+        self.restore()
+        with self._lock:
+            if self.count <= self._exact_below:
+                return
+        self._move(self.count)
+
+    def _tail_is_short(self, covered: int) -> bool:
+        return self.count - covered <= (self._exact_below // 2 if covered else self._exact_below)
 
     def _move(self, rows: int) -> None:
-        """Move up to `rows` rows from the tail into the graph, oldest first, as long as the tail is long."""
-        keep = self._exact_below // 2 if self._in_graph else self._exact_below
-        if self._count - self._in_graph <= keep or not rows:
-            return
-        if self._graph is None:
-            self._graph = _new_graph(self._dimension)
-            if self._graph is None:
-                return
-            self._graph.init_index(max_elements=2 * self._count, M=LINKS, ef_construction=BUILD_WIDTH, random_seed=SEED)
-        stop = min(self._in_graph + rows, self._count)
-        if stop > self._graph.get_max_elements():
-            self._graph.resize_index(2 * stop)
-        labels = np.arange(self._in_graph, stop)
-        # Dead rows are left out, and their labels never used again: a graph of zero vectors would mislead its search.
-        labels = labels[self._live[self._in_graph : stop]]
-        if labels.size:
-            self._graph.add_items(self._rows[labels], labels, num_threads=1)
-        self._in_graph = stop
+        """Move up to `rows` rows from the tail into the graph."""
+        stop = min(self.in_graph + rows, self.count)
+        while self._move_chunk(stop):
+            time.sleep(0)  # else the same thread takes the lock again before a waiting search wakes up
 
-    def save(self, path: Path) -> None:
-        """Write a snapshot of the graph, if it has changed, to `path` and `path`.rows.
+    def _move_chunk(self, stop: int) -> bool:
+        """Whether there is more to move up to row `stop`."""
+        with self._lock:
+            if self._graph is None:
+                native = _native(self._dimension)
+                if native is None:
+                    return False
+                native.init_index(max_elements=CHUNK, M=LINKS, ef_construction=BUILD_WIDTH, random_seed=SEED)
+                self._graph = _Graph(native)
+            start = self._graph.covered
+            end = min(start + CHUNK, stop, self.count)
+            if end > start:
+                self._graph.insert(self.rows(np.arange(start, end)), self._live.values[start:end])
+            return start < end < stop
+
+    # --- the snapshot ------------------------------------------------------------------------------------------------
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether the graph has grown enough since its last snapshot for another to pay.
+
+        Rows beyond the snapshot are searched exactly by readers, and by everyone after a crash. It is due after half
+        the rows that are searched exactly anyway: with as many that `feed` leaves in the tail, a reader then never
+        scores more rows than in a file too small for a graph. In a large file it is due after a sixteenth of its rows,
+        so that all snapshots ever written are at most some 17 times the last one.
+        """
+        with self._lock:
+            return self.in_graph - self._saved >= max(1, self._exact_below // 2, self._saved // 16)
+
+    def save(self, disk: Disk) -> None:
+        """Write a snapshot of the graph, if it covers more than the last one.
 
         Raises:
             StoreError: it could not be written; nothing but time is lost.
         """
-        if self._graph is None or self._in_graph == self._saved:
-            return
-        draft = path.with_name(path.name + ".tmp")
-        rows = np.flatnonzero(self._live[: self._in_graph])
-        try:
-            self._graph.save_index(str(draft))
-            # The C++ stream does not report a full disk.
-            if draft.stat().st_size != self._graph.index_file_size():
-                raise OSError(f"{draft} is shorter than the graph")
-            table = np.stack([rows, self._number[rows], self._checks(rows)]).astype("<i8").tobytes()
-            about = {"graph": _file_check(draft), "rows": self._in_graph, "dimension": self._dimension}
-            head = json.dumps({**about, "table": zlib.crc32(table)}, sort_keys=True).encode() + b"\n"
-            side_draft = draft.with_name(draft.name + ".rows")
-            side_draft.write_bytes(head + table)
-            # A graph without its side file counts as none, so a crash between these lines leaves nothing contradictory.
-            _side(path).unlink(missing_ok=True)
-            draft.replace(path)
-            side_draft.replace(_side(path))
-        except (OSError, RuntimeError) as error:
-            draft.unlink(missing_ok=True)
-            raise StoreError(
-                f"the search graph {path} could not be saved: {error}",
-                hint="no memory is lost; search is slower until it is built again",
-            ) from error
-        self._saved = self._in_graph
+        with self._saving, _draft(_graph_path(self._path)) as draft:
+            with self._lock:
+                graph = self._graph
+                if graph is None or graph.covered == self._saved:
+                    return
+                graph.write(draft)
+                table, points = graph.labels.values.copy(), graph.size
+            seen = self._publish(draft, self._path, table, points, disk)
+            with self._lock:
+                self._saved, self._seen = len(table), seen
 
-    def restore(self, path: Path) -> bool:
-        """Take over the graph saved at `path` as far as it still describes the rows held now. False: it is not usable.
+    def carry(self, target: Path, kept: Mask, disk: Disk) -> None:
+        """Write a snapshot for `target`, which holds the rows where `kept` is true, in order and in this precision.
 
-        Its rows come first from then on, in the graph's order; those whose vector changed since are dead in it.
+        The graph is not built anew: its points keep their labels. A point all of whose rows are gone stays as a
+        crossing, at the mean of its living neighbours, so that no byte of a forgotten vector is in the snapshot.
+        (hnswlib's own way, to add the label again, takes as long as 13 insertions.) Nothing is written where more than
+        half of the points are gone, or where there is no graph.
+
+        Raises:
+            StoreError: it could not be written; nothing but time is lost.
         """
-        self._owed = 0
-        if self._graph is not None or self._count <= self._exact_below:
-            return False
-        saved = _read_snapshot(path, self._dimension)
-        if saved is None:
-            return False
-        covered, labels, numbers, checks = saved
-        known = numbers < len(self._ids)
-        current = np.array(
-            [self._row_of.get(self._ids[n], -1) if ok else -1 for n, ok in zip(numbers, known, strict=True)]
-        )
-        held = current >= 0
-        held[held] = self._checks(current[held]) == checks[held]
-        graph = _new_graph(self._dimension)
-        if graph is None:
-            return False
-        graph.load_index(str(path), max_elements=2 * max(covered, self._count))
-        if graph.get_current_count() < labels.size:
-            return False
-        self._reorder(covered, labels[held], current[held])
-        self._graph, self._in_graph, self._saved = graph, covered, covered
-        for label in labels[~held]:
-            graph.mark_deleted(label)
-        return True
+        with self._saving, _draft(_graph_path(target)) as draft:
+            with self._lock:
+                self.restore()
+                if self._graph is None:
+                    return
+                labels, points = self._graph.labels.values, self._graph.size
+                held = np.zeros(len(labels), dtype=np.bool_)
+                held[: len(kept)] = kept[: len(labels)]
+                table = labels[held]
+                alive = np.zeros(points, dtype=np.bool_)
+                alive[table[table >= 0]] = True
+                if 2 * np.count_nonzero(alive) < points:
+                    return
+                self._graph.write(draft)
+            _overwrite_points(draft, self._dimension, alive)
+            self._publish(draft, target, table, points, disk)
 
-    def _reorder(self, covered: int, labels: Labels, current: Labels) -> None:
-        """Put the rows `current` at `labels` below `covered`, and the other live rows behind."""
-        rest = self._live[: self._count].copy()
-        rest[current] = False
-        others = np.flatnonzero(rest)
-        count = covered + len(others)
-        target = np.concatenate([labels, np.arange(covered, count)])
-        source = np.concatenate([current, others])
-        rows = np.zeros((count, self._dimension), dtype=np.float32)
-        number, live = np.zeros(count, dtype=np.intp), np.zeros(count, dtype=np.bool_)
-        rows[target], number[target], live[target] = self._rows[source], self._number[source], True
-        self._rows, self._number, self._live, self._count = rows, number, live, count
-        self._row_of = {self._ids[n]: int(r) for n, r in zip(number[target], target, strict=True)}
+    def _publish(self, draft: Path, flat: Path, table: Labels, points: int, disk: Disk) -> tuple[int, ...] | None:
+        """Put `draft` in place as the snapshot of `flat`, with its side file; the stamp of that."""
+        graph = _graph_path(flat)
+        about = {
+            "dimension": self._dimension,
+            "graph": _file_check(draft),
+            "points": points,
+            "precision": self._precision,
+            "rows": len(table),
+            "sample": _sample_check(_mapped(flat, len(table), self._dimension, self._precision)),
+        }
+        body = json.dumps(about, sort_keys=True).encode() + b"\n" + table.astype("<i4").tobytes()
+        with _draft(_side(graph)) as side:
+            fd = os.open(side, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                disk.write(fd, b"%08x %b" % (zlib.crc32(body), body), 0)
+                disk.sync(fd)
+            finally:
+                os.close(fd)
+            fd = os.open(draft, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                disk.sync(fd)
+            finally:
+                os.close(fd)
+            # Between these two lines the side file names another graph, which counts as no snapshot.
+            disk.replace(draft, graph)
+            disk.replace(side, _side(graph))
+            sync_folder(disk, graph.parent)
+            return _stamp(graph)
 
-    def _checks(self, rows: Labels) -> npt.NDArray[np.int64]:
-        return np.fromiter((zlib.crc32(self._rows[r].tobytes()) for r in rows), dtype=np.int64, count=len(rows))
+    def restore(self) -> bool:
+        """Take over the snapshot beside the file. False: there is none that is sound, new and of a prefix of the rows.
+
+        A search calls this by itself when it pays.
+        """
+        with self._lock:
+            path = _graph_path(self._path)
+            stamp = _stamp(path)
+            # One that covers rows not extended to yet is looked at again later.
+            if not self.in_graph < self._restorable() <= self.count:
+                return False
+            self._seen = stamp
+            snapshot = _read_snapshot(path, self._dimension)
+            native = _native(self._dimension)
+            if snapshot is None or native is None or snapshot.precision != self._precision:
+                return False
+            covered = len(snapshot.table)
+            if covered > self.count or snapshot.sample != _sample_check(self._rows[:covered]):
+                return False
+            try:
+                native.load_index(str(path), max_elements=snapshot.points)
+            except (RuntimeError, MemoryError):  # another process has just replaced it, or it does not fit
+                return False
+            if native.get_current_count() != snapshot.points:
+                return False
+            self._graph = _Graph(native)
+            self._graph.adopt(snapshot.table, self._live.values)
+            self._saved = covered
+            return True
+
+    def _restorable(self) -> int:
+        """Rows covered by a snapshot that has not been looked at yet."""
+        path = _graph_path(self._path)
+        return 0 if _stamp(path) in (None, self._seen) else _snapshot_rows(path)
+
+    def _load_if_worth_it(self) -> None:
+        """Restore the snapshot, also one that another process has written since, once that costs less than to go on
+        scoring rows."""
+        tail = self.count - self.in_graph
+        if tail <= self._exact_below:
+            return
+        if self._scored >= LOOKS_BEFORE_LOAD * tail:
+            self._scored = 0
+            self.restore()
+        self._scored += tail
 
 
-def _new_graph(dimension: int) -> Any:
+class _Proposals:
+    """Rows that may be among the best k of one query, with what float32 says of them."""
+
+    def __init__(self) -> None:
+        self._rows: list[Numbers] = []
+        self._scores: list[npt.NDArray[np.floating[Any]]] = []
+
+    def add(self, rows: Numbers, scores: npt.NDArray[np.floating[Any]], k: int) -> None:
+        near = _near_best(scores, k)
+        self._rows.append(rows[near])
+        self._scores.append(scores[near])
+
+    def best(self, k: int) -> Numbers:
+        rows = np.concatenate(self._rows)
+        best: Numbers = rows[_near_best(np.concatenate(self._scores), k)]
+        return best
+
+
+def _near_best(scores: npt.NDArray[np.floating[Any]], k: int) -> Mask:
+    if k >= scores.size:
+        return np.ones(scores.size, dtype=np.bool_)
+    near: Mask = scores >= np.partition(scores, -k)[-k] - MARGIN
+    return near
+
+
+def _as_float32(rows: npt.NDArray[Any]) -> Vectors:
+    """What `astype` gives for finite values, four times as fast: numpy converts halves one by one."""
+    if rows.dtype != np.float16:
+        return rows
+    bits = rows.view(np.int16).astype(np.int32)
+    bits <<= 13  # the fraction to its place, and the exponent, 112 too small
+    bits &= ~0x70000000  # of the sign's copies only the topmost stays
+    floats = bits.view(np.float32)
+    floats *= np.float32(2.0**112)
+    return floats
+
+
+class _Column:
+    """A one-dimensional array that grows at its end."""
+
+    def __init__(self, kind: npt.DTypeLike) -> None:
+        self._room: npt.NDArray[Any] = np.zeros(0, dtype=kind)
+        self.size = 0
+        self.values = self._room  # one view until the next change, so that it can be told from a filter
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        size = self.size + len(values)
+        if size > len(self._room):
+            grown = np.zeros(size + size // 4, dtype=self._room.dtype)
+            grown[: self.size] = self.values
+            self._room = grown
+        self._room[self.size : size] = values
+        self.size = size
+        self.values = self._room[:size]
+
+
+class _Graph:
+    """hnswlib's graph over distinct vectors, and which rows each of its points stands for.
+
+    Masses of equal vectors would link to each other and to nothing else, so a vector that the graph already holds
+    becomes another row of the same point.
+    """
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self.labels = _Column(np.int32)  # row -> point; -1 for a row that was buried when its turn came
+        self._first = _Column(np.intp)  # point -> its first row; -1 where none is left
+        self._more: dict[int, list[int]] = {}  # point -> its other rows, ascending
+        self.alive = _Column(np.bool_)  # point -> whether any of its rows is
+
+    @property
+    def covered(self) -> int:
+        return self.labels.size
+
+    @property
+    def size(self) -> int:
+        """Points, dead ones included."""
+        return self._first.size
+
+    def adopt(self, table: Labels, live: Mask) -> None:
+        """Take `table`, row -> point, as that of the points just loaded."""
+        self.labels.append(table)
+        rows = np.flatnonzero(table >= 0)
+        first = np.full(self._native.get_current_count(), -1, dtype=np.intp)
+        first[table[rows[::-1]]] = rows[::-1]  # of several rows the last assignment, that of the first row, stays
+        self._first.append(first)
+        for row in rows[first[table[rows]] != rows]:
+            self._more.setdefault(int(table[row]), []).append(int(row))
+        self.alive.append(self.points(live))
+
+    def insert(self, vectors: Vectors, live: Mask) -> None:
+        """Add the next rows."""
+        start = self.covered
+        labels = np.full(len(vectors), -1, dtype=np.int32)
+        chosen = np.flatnonzero(live)
+        labels[chosen] = self._equal(vectors[chosen])
+        fresh: dict[bytes, int] = {}
+        new: list[int] = []
+        for place in chosen[labels[chosen] < 0]:
+            key = vectors[place].tobytes()
+            if key not in fresh:
+                fresh[key] = self.size + len(new)
+                new.append(int(place))
+            labels[place] = fresh[key]
+        if new:
+            points = self.size + len(new)
+            if points > self._native.get_max_elements():
+                self._native.resize_index(points + max(1024, points // 8))
+            self._native.add_items(vectors[new], labels[new], num_threads=1)  # more threads: another graph each time
+            self._first.append(np.array(new) + start)
+            self.alive.append(np.ones(len(new), dtype=np.bool_))
+        for place in chosen[self._first.values[labels[chosen]] != chosen + start].tolist():
+            label = int(labels[place])
+            self.alive.values[label] = True
+            if self._first.values[label] < 0:  # a point carried without rows, which lies where a living one does
+                self._first.values[label] = place + start
+            else:
+                self._more.setdefault(label, []).append(place + start)
+        self.labels.append(labels)
+
+    def _equal(self, vectors: Vectors) -> Labels:
+        """The points that hold the same bytes; -1 for none."""
+        if not self.size or not len(vectors):
+            return np.full(len(vectors), -1, dtype=np.int32)
+        self._native.set_ef(EQUAL_WIDTH)
+        nearest = self._native.knn_query(vectors, k=1, num_threads=1)[0][:, 0].astype(np.int32)
+        held = np.asarray(self._native.get_items(nearest), dtype=np.float32)
+        same = (held.view(np.uint32) == vectors.view(np.uint32)).all(axis=1)
+        equal: Labels = np.where(same, nearest, np.int32(-1))
+        return equal
+
+    def bury(self, rows: Numbers, live: Mask) -> None:
+        labels = self.labels.values[rows[rows < self.covered]]
+        for label in np.unique(labels[labels >= 0]):
+            more = self._more.get(int(label), [])
+            self.alive.values[label] = live[self._first.values[label]] or bool(live[more].any())
+
+    def points(self, allowed: Mask) -> Mask:
+        """The points with an allowed row."""
+        points = np.zeros(self.size + 1, dtype=np.bool_)  # the last place takes the label -1
+        points[self.labels.values[allowed[: self.covered]]] = True
+        return points[:-1]
+
+    def nearest(self, query: Vectors, wanted: int, accept: Any) -> tuple[Labels, Vectors] | None:
+        """The labels and cosines of `wanted` points; None where hnswlib met fewer on its way."""
+        self._native.set_ef(max(SEARCH_WIDTH, 2 * wanted))
+        try:
+            labels, distances = self._native.knn_query(query, k=wanted, num_threads=1, filter=accept)
+        except RuntimeError:  # hnswlib's only sign of it
+            return None
+        return labels[0].astype(np.int32), 1.0 - distances[0]
+
+    def spread(self, labels: Labels, scores: Vectors, allowed: Mask, k: int) -> Iterator[tuple[Numbers, Vectors]]:
+        """The allowed rows of each point with its score, at most `k` of one."""
+        first = self._first.values[labels]
+        good = allowed[first]
+        yield first[good], scores[good]
+        for label, score in zip(labels.tolist(), scores, strict=True):
+            if label in self._more:
+                rows = np.array(self._more[label], dtype=np.intp)
+                rows = rows[allowed[rows]][:k]
+                yield rows, np.full(len(rows), score, dtype=np.float32)
+
+    def write(self, path: Path) -> None:
+        """Raises OSError where the file is not whole: the C++ stream reports nothing."""
+        self._native.save_index(str(path))
+        if path.stat().st_size != self._native.index_file_size():
+            raise OSError(f"{path} is shorter than the graph")
+
+
+def _native(dimension: int) -> Any:
     """None where hnswlib cannot be imported: every result stays right and gets slower with size, which is better than a
     large memory that cannot be opened."""
     try:
@@ -343,33 +602,158 @@ def _new_graph(dimension: int) -> Any:
     return hnswlib.Index(space="ip", dim=dimension)
 
 
-def _read_snapshot(path: Path, dimension: int) -> tuple[int, Labels, Labels, npt.NDArray[np.int64]] | None:
-    """Rows covered, and label, number and checksum of each live one; None where anything does not match. hnswlib
-    crashes on a malformed file and loads one of another dimension without a word, so both files are checked first."""
-    try:
-        head, table = _side(path).read_bytes().split(b"\n", 1)
-        about = json.loads(head)
-        sound = (
-            about["dimension"] == dimension
-            and about["table"] == zlib.crc32(table)
-            and about["graph"] == _file_check(path)
-        )
-        covered = int(about["rows"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
-    if not sound:
-        return None
-    labels, numbers, checks = np.frombuffer(table, dtype="<i8").reshape(3, -1)
-    return covered, labels.astype(np.intp), numbers.astype(np.intp), checks
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    precision: str
+    points: int
+    sample: int
+    table: Labels
 
 
 def snapshot_is_sound(path: Path, dimension: int) -> bool:
-    """Whether the snapshot at `path` matches its own checksums."""
-    return _read_snapshot(path, dimension) is not None
+    """Whether the snapshot beside the flat file `path` matches its own checksums."""
+    return _read_snapshot(_graph_path(path), dimension) is not None
 
 
-def _side(path: Path) -> Path:
-    return path.with_name(path.name + ".rows")
+def _read_snapshot(graph: Path, dimension: int) -> _Snapshot | None:
+    """None where anything does not match. hnswlib crashes on a malformed file and loads one of another dimension
+    without a word, so both files are checked first."""
+    try:
+        data = _side(graph).read_bytes()
+        body = data[9:]
+        if data[:9] != b"%08x " % zlib.crc32(body):
+            return None
+        head, table = body.split(b"\n", 1)
+        about = json.loads(head)
+        if about["dimension"] != dimension or about["graph"] != _file_check(graph):
+            return None
+        labels = np.frombuffer(table, dtype="<i4").astype(np.int32)
+        snapshot = _Snapshot(about["precision"], about["points"], about["sample"], labels)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return snapshot if len(labels) == about["rows"] else None
+
+
+def _snapshot_rows(graph: Path) -> int:
+    """Rows that the snapshot says it covers, unchecked and without reading it; 0 where there is none."""
+    try:
+        with _side(graph).open("rb") as file:
+            return int(json.loads(file.readline(1000)[9:])["rows"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _stamp(graph: Path) -> tuple[int, ...] | None:
+    """Tells one snapshot from the next; None where there is none."""
+    try:
+        about = _side(graph).stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_mtime_ns, about.st_size
+
+
+def _overwrite_points(path: Path, dimension: int, alive: Mask) -> None:
+    """Put each dead point of hnswlib's file `path` at the mean of its living neighbours.
+
+    Raises:
+        StoreError: the file is not laid out as hnswlib 0.8 does.
+    """
+    with path.open("rb") as file:
+        head = _HEADER.unpack(file.read(_HEADER.size))
+    _, _, points, size, label_offset, vector_offset, _, _, _, links, *_ = head
+    fields = [("count", "<u4"), ("links", "<u4", links), ("vector", "<f4", dimension), ("label", "<u8")]
+    layout = np.dtype(fields)
+    offsets = [layout.fields[name][1] for name in ("vector", "label")] if layout.fields else []
+    known = (points, size, [vector_offset, label_offset]) == (len(alive), layout.itemsize, offsets)
+    data = np.memmap(path, dtype=layout, mode="r+", offset=_HEADER.size, shape=(len(alive),)) if known else None
+    if data is None or not np.array_equal(data["label"], np.arange(len(alive))):
+        raise StoreError(f"{path} is not laid out as expected", hint="install the hnswlib that setup installs")
+    placed = alive.copy()
+    waiting = np.flatnonzero(~alive)
+    while waiting.size:
+        done = [_place(data, waiting[start : start + CHUNK], placed) for start in range(0, len(waiting), CHUNK)]
+        reached = np.concatenate(done)
+        if not reached.size:  # no way leads from these to a living point
+            data["vector"][waiting] = data["vector"][np.flatnonzero(alive)[0]]
+            break
+        placed[reached] = True
+        waiting = np.setdiff1d(waiting, reached)
+    data.flush()
+
+
+def _place(data: npt.NDArray[Any], points: Numbers, placed: Mask) -> Numbers:
+    """Overwrite the vectors of those `points` that have a placed neighbour; these points."""
+    links = data["links"][points].astype(np.intp)
+    real = np.arange(links.shape[1]) < (data["count"][points] & 0xFFFF)[:, None]  # the upper half holds hnswlib's marks
+    near = np.zeros_like(real)
+    near[real] = placed[links[real]]
+    reached = near.any(axis=1)
+    for point, neighbours, good in zip(points[reached], links[reached], near[reached], strict=True):
+        vectors = data["vector"][neighbours[good]].astype(np.float64)
+        mean = vectors.mean(axis=0)
+        length = float(np.linalg.norm(mean))
+        data["vector"][point] = mean / length if length > UNIT_TOLERANCE else vectors[0]
+    return points[reached]
+
+
+def _mapped(path: Path, count: int, dimension: int, precision: str) -> npt.NDArray[Any]:
+    """Rows [0, count) of a flat file, mapped for reading. Raises StoreDamaged where it does not have them."""
+    kind = _KINDS[precision]
+    wanted = count * dimension * kind.itemsize
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data: Any = mmap.mmap(file.fileno(), wanted, access=mmap.ACCESS_READ) if size >= wanted > 0 else b""
+    except FileNotFoundError:
+        size, data = 0, b""
+    except OSError as error:
+        raise StoreError(f"{path} could not be read: {error}", hint="check the disk and its permissions") from error
+    if size < wanted:
+        raise StoreDamaged(
+            f"{path} has {size} bytes, {wanted} are committed: its end is lost", hint="restore the file from a backup"
+        )
+    rows: npt.NDArray[Any] = np.frombuffer(data, dtype=kind).reshape(-1, dimension)
+    return rows
+
+
+def _sample_check(rows: npt.NDArray[Any]) -> int:
+    """Ties a snapshot to its flat file by some rows, the last one included. Reading all would take as long as the graph
+    saves; in a file that differs elsewhere the graph proposes worse, and float64 still decides."""
+    if not len(rows):
+        return 0
+    chosen = np.unique(np.linspace(0, len(rows) - 1, SAMPLE).astype(np.intp))
+    return zlib.crc32(rows[chosen].tobytes())
+
+
+@contextlib.contextmanager
+def _draft(path: Path) -> Iterator[Path]:
+    """An empty draft of the file `path`, for this user only, removed on every way out that has not put it in place.
+
+    Raises:
+        StoreError: for an OSError or RuntimeError inside.
+    """
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+        yield draft
+    except (OSError, RuntimeError) as error:
+        raise StoreError(
+            f"the search graph {path} could not be saved: {error}",
+            hint="no memory is lost; search is slower until it is built again",
+        ) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _graph_path(flat: Path) -> Path:
+    return flat.with_suffix(".hnsw")
+
+
+def _side(graph: Path) -> Path:
+    return graph.with_name(graph.name + ".side")
 
 
 def _file_check(path: Path) -> int:
@@ -378,9 +762,3 @@ def _file_check(path: Path) -> int:
         while block := file.read(1 << 20):
             check = zlib.crc32(block, check)
     return check
-
-
-def _resized(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    grown = np.zeros((size, *array.shape[1:]), dtype=array.dtype)
-    grown[: len(array)] = array
-    return grown

@@ -1,0 +1,568 @@
+"""Where everything lies: identifiers, places and dates to line and row numbers, records to nodes, words to texts.
+
+Owns one SQLite file beside the lines of an epoch. It is derived: a catalogue that lags behind the manifest is caught up
+from the lines, one that is missing or contradicts them is built again, and what it says is the same either way. The one
+way in is `catch_up`, which a commit, a reader and a rebuild all take. Values are decoded from the lines when they are
+asked for, so opening a memory costs the same whatever its size.
+
+Numbers count from 0 and are those of lines: turn n is line n of turns.jsonl and row n of turns.rows. A record keeps the
+row of its first occurrence; a sentence that is said again in its session stays one record with the turns of both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+
+from lychee_local.store import codec, words
+from lychee_local.store import manifest as files
+from lychee_local.store.catchup import CatchUp
+from lychee_local.store.codec import DecisionLine, EncodingLine, TurnLine
+from lychee_local.store.epoch import NO_LINES, payload_at
+from lychee_local.store.manifest import Extent, Manifest
+from lychee_local.store.nodes import event_frame
+from lychee_local.store.words import Field as WordField
+from lychee_local.types import DateSpan, Node, NodeKind, Precision, Record, Scope, Segment, TimeRange, Turn
+
+L = TypeVar("L")
+
+SCHEMA = 1
+_TABLES = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE line(file TEXT, num INTEGER, start INTEGER, size INTEGER, seed INTEGER, PRIMARY KEY(file, num))
+    WITHOUT ROWID;
+CREATE TABLE gone(file TEXT, num INTEGER, PRIMARY KEY(file, num)) WITHOUT ROWID;
+CREATE TABLE dead(seq INTEGER PRIMARY KEY, file TEXT, num INTEGER);
+CREATE TABLE session(num INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, first INTEGER, following INTEGER NOT NULL);
+CREATE TABLE turn(num INTEGER PRIMARY KEY, session INTEGER NOT NULL, place INTEGER NOT NULL, day INTEGER, speaker TEXT,
+    role TEXT NOT NULL);
+CREATE UNIQUE INDEX turn_place ON turn(session, place);
+CREATE INDEX turn_day ON turn(day);
+CREATE INDEX turn_speaker ON turn(speaker);
+CREATE TABLE ref(session INTEGER, ref TEXT, turn INTEGER NOT NULL, PRIMARY KEY(session, ref)) WITHOUT ROWID;
+CREATE INDEX ref_turn ON ref(turn);
+CREATE TABLE decision(num INTEGER PRIMARY KEY, session INTEGER NOT NULL, start INTEGER NOT NULL, stop INTEGER NOT NULL);
+CREATE INDEX decision_session ON decision(session, num);
+CREATE TABLE segment(num INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, session INTEGER NOT NULL, start INTEGER NOT NULL,
+    stop INTEGER NOT NULL, encoding INTEGER);
+CREATE INDEX segment_session ON segment(session, num);
+CREATE INDEX segment_pending ON segment(num) WHERE encoding IS NULL;
+CREATE TABLE encoding(num INTEGER PRIMARY KEY, segment INTEGER NOT NULL, session INTEGER NOT NULL,
+    noted INTEGER NOT NULL);
+CREATE INDEX encoding_session ON encoding(session, num);
+CREATE TABLE record(num INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, session INTEGER NOT NULL, kind TEXT, speaker TEXT,
+    day INTEGER);
+CREATE INDEX record_session ON record(session, num);
+CREATE TABLE occurrence(num INTEGER PRIMARY KEY, record TEXT NOT NULL, encoding INTEGER NOT NULL,
+    place INTEGER NOT NULL);
+CREATE INDEX occurrence_record ON occurrence(record);
+CREATE INDEX occurrence_encoding ON occurrence(encoding, place);
+CREATE TABLE node(num INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
+    label TEXT NOT NULL, vector INTEGER, since INTEGER, until INTEGER);
+CREATE UNIQUE INDEX node_vector ON node(vector) WHERE vector IS NOT NULL;
+CREATE INDEX node_dates ON node(since, until) WHERE since IS NOT NULL;
+CREATE INDEX node_kind ON node(kind);
+CREATE TABLE link(node INTEGER, record INTEGER, PRIMARY KEY(node, record)) WITHOUT ROWID;
+CREATE INDEX link_record ON link(record);
+"""
+KEPT_VALUES = 4_096  # decoded lines of each kind held in memory: a question looks at a few hundred
+
+
+class Catalogue:
+    """The catalogue of one epoch, open. Not thread-safe: the store lends it to one thread at a time."""
+
+    def __init__(self, folder: Path, *, private: bool = False) -> None:
+        """`private` keeps it in memory, for a folder that may not be written; it is then empty until `catch_up`.
+
+        Raises:
+            sqlite3.Error: the file is no catalogue of this version, or cannot be opened.
+        """
+        self.private = private
+        self._folder = folder
+        self._fds: dict[str, int] = {}
+        self._sessions: dict[int, str] = {}
+        self._turn = lru_cache(KEPT_VALUES)(self._decoded_turn)
+        self._encoding = lru_cache(KEPT_VALUES)(self._decoded_encoding)
+        target = ":memory:" if private else str(folder / files.CATALOGUE)
+        self._db = sqlite3.connect(target, isolation_level=None, check_same_thread=False, timeout=10.0)
+        try:
+            self._prepare(private)
+            self._inode = 0 if private else (folder / files.CATALOGUE).stat().st_ino
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self, private: bool) -> None:
+        if not private:
+            self._db.execute("PRAGMA journal_mode = WAL")
+        # A commit is made durable by the manifest; of the catalogue, the end may be lost and is caught up.
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("PRAGMA cache_size = -16384")
+        [version] = self._one("PRAGMA user_version")
+        if version == SCHEMA:
+            return
+        if version:
+            raise sqlite3.DatabaseError(f"the catalogue has version {version}, not {SCHEMA}")
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            if self._one("PRAGMA user_version") == (0,):  # or another process has just made them
+                for statement in _TABLES.split(";"):
+                    self._db.execute(statement)
+                words.create(self._db)
+                self._db.execute(f"PRAGMA user_version = {SCHEMA}")
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+
+    def replaced(self) -> bool:
+        """Whether another file lies in its place now: a backup was put back, or it was built anew."""
+        if self.private:
+            return False
+        try:
+            return (self._folder / files.CATALOGUE).stat().st_ino != self._inode
+        except FileNotFoundError:
+            return True
+
+    def close(self) -> None:
+        self._db.close()
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds = {}
+
+    def begin(self) -> None:
+        """From here to `end` every answer is as of one commit."""
+        self._db.execute("BEGIN")
+
+    def end(self) -> None:
+        self._db.execute("COMMIT")
+
+    # --- the one way in ----------------------------------------------------------------------------------------------
+
+    def covers(self) -> tuple[int, Mapping[str, Extent]]:
+        """The generation that this catalogue speaks of, and how much of each file; generation -1 when it is empty."""
+        found = self._db.execute("SELECT value FROM meta WHERE key = 'covers'").fetchone()
+        if found is None:
+            return -1, NO_LINES
+        content = json.loads(found[0])
+        return content["generation"], {name: Extent(*parts) for name, parts in content["files"].items()}
+
+    def follows(self, manifest: Manifest) -> bool:
+        """Whether what it covers is the beginning of what `manifest` has committed, as far as the sizes tell."""
+        generation, covered = self.covers()
+        held = manifest.files
+        return generation <= manifest.generation and all(
+            e.bytes < held[n].bytes or e == held[n] for n, e in covered.items()
+        )
+
+    def catch_up(self, manifest: Manifest, *, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Take in every line that was committed after what is covered; all of it or, when this raises, nothing.
+
+        Raises:
+            StoreDamaged: a line does not match its checksum, or does not follow what is covered.
+            sqlite3.Error: the file cannot be written or is damaged.
+        """
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            _, covered = self.covers()
+            CatchUp(self._db, self, covered, manifest.files, on_progress).run(self._folder)
+            content = {
+                "generation": manifest.generation,
+                "files": {n: (e.bytes, e.count, e.check) for n, e in manifest.files.items()},
+            }
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('covers', ?)", (json.dumps(content),))
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            self._turn.cache_clear()
+            self._encoding.cache_clear()
+            raise
+
+    # --- for a rewriting ---------------------------------------------------------------------------------------------
+
+    def gone(self) -> dict[str, set[int]]:
+        """The numbers of what was taken back: of lines by file, of single records as rows of records.rows, and of the
+        encodings whose note alone went as "notes"."""
+        found: dict[str, set[int]] = {}
+        for name, num in self._db.execute("SELECT file, num FROM gone"):
+            found.setdefault(name, set()).add(num)
+        return found
+
+    def dangling_following(self) -> list[tuple[str, int]]:
+        """Each session whose next index does not follow from its last living turn, with that index, by name."""
+        found = self._db.execute(
+            "SELECT name, following FROM session "
+            "WHERE following > (SELECT max(place) + 1 FROM turn WHERE session = session.num) ORDER BY name"
+        )
+        return [(name, following) for name, following in found]
+
+    # --- lines -------------------------------------------------------------------------------------------------------
+
+    def _payload(self, name: str, num: int) -> bytes:
+        start, size, seed = self._one("SELECT start, size, seed FROM line WHERE file = ? AND num = ?", name, num)
+        path = self._folder / name
+        if name not in self._fds:
+            try:
+                self._fds[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise files.os_error(error, "read", path) from error
+        return payload_at(self._fds[name], path, start, size, seed, num)
+
+    def _value(self, kind: type[L], name: str, num: int) -> L:
+        return codec.understood(kind, name, num, self._payload(name, num))
+
+    def _decoded_turn(self, num: int) -> Turn:
+        return self._value(TurnLine, files.TURNS, num).turn
+
+    def _decoded_encoding(self, num: int) -> EncodingLine:
+        return self._value(EncodingLine, files.ENCODINGS, num)
+
+    def _one(self, sql: str, *values: object) -> tuple[int, ...]:
+        found: tuple[int, ...] = self._db.execute(sql, values).fetchone()
+        return found
+
+    def _all(self, sql: str, *values: object) -> list[int]:
+        return [row[0] for row in self._db.execute(sql, values)]
+
+    # --- sessions and turns ------------------------------------------------------------------------------------------
+
+    def _session(self, name: str) -> int:
+        """Its number; -1, which matches nothing, for an unknown session."""
+        found = self._db.execute("SELECT num FROM session WHERE name = ?", (name,)).fetchone()
+        return -1 if found is None else int(found[0])
+
+    def sessions(self) -> tuple[str, ...]:
+        return tuple(row[0] for row in self._db.execute("SELECT name FROM session ORDER BY first"))
+
+    def following(self, session: str) -> int:
+        found = self._db.execute("SELECT following FROM session WHERE name = ?", (session,)).fetchone()
+        return 0 if found is None else int(found[0])
+
+    def speakers(self) -> tuple[str, ...]:
+        # One step through the index for each speaker, not one for each turn.
+        found = self._db.execute(
+            "WITH RECURSIVE s(x) AS (SELECT min(speaker) FROM turn UNION ALL "
+            "SELECT (SELECT min(speaker) FROM turn WHERE speaker > x) FROM s WHERE x IS NOT NULL) "
+            "SELECT x FROM s WHERE x IS NOT NULL"
+        )
+        return tuple(row[0] for row in found)
+
+    def turn_numbers(self, session: str, start: int, stop: int | None) -> list[int]:
+        """Of the turns with start <= index < stop."""
+        last = -1 if stop is None else stop
+        return self._all(
+            "SELECT num FROM turn WHERE session = ? AND place >= ? AND (? < 0 OR place < ?) ORDER BY place",
+            self._session(session),
+            start,
+            last,
+            last,
+        )
+
+    def turn(self, num: int) -> Turn:
+        return self._turn(num)
+
+    def turn_by_ref(self, session: str, ref: str) -> int | None:
+        found = self._all("SELECT turn FROM ref WHERE session = ? AND ref = ?", self._session(session), ref)
+        return found[0] if found else None
+
+    # --- segments ----------------------------------------------------------------------------------------------------
+
+    def decision_numbers(self, session: str, start: int = 0) -> list[int]:
+        """Of the decisions on exchanges that begin at or after turn `start`."""
+        return self._all(
+            "SELECT num FROM decision WHERE session = ? AND start >= ? ORDER BY num", self._session(session), start
+        )
+
+    def decision(self, num: int) -> DecisionLine:
+        return self._value(DecisionLine, files.DECISIONS, num)
+
+    def segment_numbers(self, session: str | None) -> list[int]:
+        if session is None:
+            return self._all("SELECT num FROM segment ORDER BY num")
+        return self._all("SELECT num FROM segment WHERE session = ? ORDER BY num", self._session(session))
+
+    def segment(self, num: int) -> Segment:
+        return self._value(Segment, files.SEGMENTS, num)
+
+    def segment_number(self, segment_id: str) -> int | None:
+        found = self._all("SELECT num FROM segment WHERE id = ?", segment_id)
+        return found[0] if found else None
+
+    def pending(self) -> list[int]:
+        return self._all("SELECT num FROM segment WHERE encoding IS NULL ORDER BY num")
+
+    def encoding_of(self, segment_id: str) -> int | None:
+        """The number of the segment's encoding; None where it waits or does not exist."""
+        found = self._all("SELECT encoding FROM segment WHERE id = ? AND encoding IS NOT NULL", segment_id)
+        return found[0] if found else None
+
+    def encoding(self, num: int) -> EncodingLine:
+        return self._encoding(num)
+
+    def note(self, session: str) -> str:
+        found = self._db.execute(
+            "SELECT num, noted FROM encoding WHERE session = ? ORDER BY num DESC LIMIT 1", (self._session(session),)
+        ).fetchone()
+        return self._encoding(found[0]).note if found is not None and found[1] else ""
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    def record_numbers(self, session: str | None, latest: int | None = None) -> list[int]:
+        """In order; with `latest` only that many, the last ones."""
+        where, values = ("", ()) if session is None else ("WHERE session = ?", (self._session(session),))
+        found = self._all(f"SELECT num FROM record {where} ORDER BY num DESC LIMIT ?", *values, latest or -1)
+        return found[::-1]
+
+    def record_number(self, record_id: str) -> int | None:
+        found = self._all("SELECT num FROM record WHERE id = ?", record_id)
+        return found[0] if found else None
+
+    def record(self, num: int) -> Record:
+        """The latest occurrence, with the turns of all."""
+        said = [record for _, record in self._occurrences(num)]
+        turns = tuple(sorted({index for record in said for index in record.turns}))
+        return said[-1] if said[-1].turns == turns else replace(said[-1], turns=turns)
+
+    def _occurrences(self, num: int) -> list[tuple[int, Record]]:
+        found = self._db.execute(
+            "SELECT o.num, o.encoding, o.place FROM occurrence o JOIN record r ON o.record = r.id WHERE r.num = ? "
+            "ORDER BY o.num",
+            (num,),
+        ).fetchall()
+        return [(row, self._encoding(encoding).records[place]) for row, encoding, place in found]
+
+    def records_of_encoding(self, num: int) -> list[int]:
+        return self._all(
+            "SELECT r.num FROM occurrence o JOIN record r ON o.record = r.id WHERE o.encoding = ? "
+            "GROUP BY r.num ORDER BY min(o.place)",
+            num,
+        )
+
+    # --- what a selection needs to know ------------------------------------------------------------------------------
+
+    def turn_number(self, turn_id: str) -> int | None:
+        """None for an unknown or forgotten turn."""
+        kind, _, place = turn_id.partition(":")
+        session, _, index = place.rpartition(":")
+        if kind != "turn" or not index.isdecimal() or len(index) > 18:
+            return None
+        found = self.turn_numbers(session, int(index), int(index) + 1)
+        return found[0] if found else None
+
+    def decisions_about(self, session: str, indexes: Sequence[int]) -> list[int]:
+        """Of the decisions on exchanges that hold one of these turns."""
+        return self._about("decision", session, indexes)
+
+    def segments_about(self, session: str, indexes: Sequence[int]) -> list[int]:
+        return self._about("segment", session, indexes)
+
+    def _about(self, table: str, session: str, indexes: Sequence[int]) -> list[int]:
+        return self._all(
+            f"SELECT DISTINCT t.num FROM {table} t JOIN json_each(?) i ON i.value BETWEEN t.start AND t.stop "
+            "WHERE t.session = ? ORDER BY t.num",
+            json.dumps(list(indexes)),
+            self._session(session),
+        )
+
+    def noted(self, session: str) -> list[int]:
+        """Encodings of the session whose note stands."""
+        return self._all("SELECT num FROM encoding WHERE session = ? AND noted", self._session(session))
+
+    def rows_of_record(self, num: int) -> list[int]:
+        return self._all(
+            "SELECT o.num FROM occurrence o JOIN record r ON o.record = r.id WHERE r.num = ? ORDER BY o.num", num
+        )
+
+    def rows_of_encoding(self, num: int) -> list[int]:
+        return self._all("SELECT num FROM occurrence WHERE encoding = ? ORDER BY place", num)
+
+    def records_of_rows(self, rows: Sequence[int]) -> list[Record]:
+        """What was said row by row, a sentence said twice being there twice."""
+        found = self._db.execute(
+            "SELECT encoding, place FROM occurrence WHERE num IN (SELECT value FROM json_each(?)) ORDER BY num",
+            (json.dumps(list(rows)),),
+        ).fetchall()
+        return [self._encoding(encoding).records[place] for encoding, place in found]
+
+    def segments_of_record(self, num: int) -> list[int]:
+        return self._all(
+            "SELECT DISTINCT e.segment FROM record r JOIN occurrence o ON o.record = r.id "
+            "JOIN encoding e ON e.num = o.encoding WHERE r.num = ? ORDER BY e.segment",
+            num,
+        )
+
+    def frame_labels(self, rows: Sequence[int]) -> list[int]:
+        """Label vectors of the event frames of the segments in whose encodings these rows are."""
+        found = self._db.execute(
+            "SELECT DISTINCT s.id FROM occurrence o JOIN encoding e ON e.num = o.encoding "
+            "JOIN segment s ON s.num = e.segment WHERE o.num IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(rows)),),
+        ).fetchall()
+        frames = [self.node_number(event_frame(row[0], ()).id) for row in found]
+        vectors = [self.node_vector(num) for num in frames if num is not None]
+        return [vector for vector in vectors if vector is not None]
+
+    def node_label(self, num: int) -> str:
+        found: tuple[str] = self._db.execute("SELECT label FROM node WHERE num = ?", (num,)).fetchone()
+        return found[0]
+
+    def node_vector(self, num: int) -> int | None:
+        """The row of the node's label; None for a date, and where the label was forgotten."""
+        return self._one("SELECT vector FROM node WHERE num = ?", num)[0]
+
+    def linked(self, num: int, *, without: Collection[int]) -> Iterator[Record]:
+        """What a node's records say, row by row, leaving out the rows `without`."""
+        found = self._db.execute(
+            "SELECT o.num, o.encoding, o.place FROM link l JOIN record r ON r.num = l.record "
+            "JOIN occurrence o ON o.record = r.id WHERE l.node = ? ORDER BY o.num",
+            (num,),
+        )
+        for row, encoding, place in found.fetchall():
+            if row not in without:
+                yield self._encoding(encoding).records[place]
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def node_number(self, identifier: str) -> int | None:
+        found = self._all("SELECT num FROM node WHERE id = ?", identifier)
+        return found[0] if found else None
+
+    def node(self, num: int, *, latest: int | None = None) -> Node:
+        """With `latest` only that many of its records, the newest."""
+        kind, key, label, since, until = self._db.execute(
+            "SELECT kind, key, label, since, until FROM node WHERE num = ?", (num,)
+        ).fetchone()
+        found = self._db.execute(
+            "SELECT r.id FROM link l JOIN record r ON l.record = r.num WHERE l.node = ? ORDER BY l.record DESC LIMIT ?",
+            (num, latest or -1),
+        )
+        records = tuple(row[0] for row in found)[::-1]
+        when = None if since is None else _span(key, since, until)
+        return Node(kind, key, label, records, when)
+
+    def node_numbers(self, kind: NodeKind | None) -> list[int]:
+        """By first record; dates last when every kind is asked for."""
+        where, values = ("", ()) if kind is None else ("WHERE kind = ?", (kind,))
+        return self._all(
+            f"SELECT num FROM node {where} ORDER BY kind = 'temporal', "
+            "(SELECT min(record) FROM link WHERE node = node.num), kind, key",
+            *values,
+        )
+
+    def temporal(self, when: TimeRange) -> list[int]:
+        """Nodes of dates whose span overlaps `when`, by first day, then by last, then by id."""
+        since = -1 if when.since is None else when.since.toordinal()
+        until = 1 << 32 if when.until is None else when.until.toordinal()
+        return self._all(
+            "SELECT num FROM node WHERE since IS NOT NULL AND since <= ? AND until >= ? ORDER BY since, until, id",
+            until,
+            since,
+        )
+
+    # --- search ------------------------------------------------------------------------------------------------------
+
+    def dead(self, since: int) -> tuple[int, list[tuple[str, int]]]:
+        """Vector rows that were taken back after mark `since` (0: ever), by file and number, and the next mark."""
+        found = self._db.execute("SELECT seq, file, num FROM dead WHERE seq > ? ORDER BY seq", (since,)).fetchall()
+        return (found[-1][0] if found else since), [(name, num) for _, name, num in found]
+
+    def turn_ids(self, numbers: Sequence[int]) -> dict[int, str]:
+        """Row number to id, for those that are living."""
+        found = self._db.execute(
+            "SELECT t.num, s.name, t.place FROM turn t JOIN session s ON t.session = s.num "
+            "WHERE t.num IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(numbers)),),
+        )
+        return {num: f"turn:{name}:{place}" for num, name, place in found}
+
+    def record_ids(self, numbers: Sequence[int]) -> dict[int, str]:
+        found = self._db.execute(
+            "SELECT num, record FROM occurrence WHERE num IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(numbers)),),
+        )
+        return dict(found.fetchall())
+
+    def node_ids(self, numbers: Sequence[int]) -> dict[int, str]:
+        found = self._db.execute(
+            "SELECT vector, id FROM node WHERE vector IN (SELECT value FROM json_each(?))", (json.dumps(list(numbers)),)
+        )
+        return dict(found.fetchall())
+
+    def words(self, field: WordField, query: str, k: int, scope: Scope | None) -> list[tuple[str, float]]:
+        """The best texts that share a term with `query`, by id, with their BM25."""
+        within = None if scope is None else _within(field, scope)
+        found = words.search(self._db, field, query, k, within=within)
+        if field == "turns":
+            ids = self.turn_ids([num for num, _ in found])
+        else:
+            ids = dict(
+                self._db.execute(
+                    "SELECT num, id FROM record WHERE num IN (SELECT value FROM json_each(?))",
+                    (json.dumps([num for num, _ in found]),),
+                ).fetchall()
+            )
+        return [(ids[num], score) for num, score in found if num in ids]
+
+    def rows_within(self, field: WordField, scope: Scope) -> list[int]:
+        """The vector rows of the turns or records that `scope` leaves."""
+        sql, values = _within(field, scope)
+        if field == "records":
+            sql = f"SELECT o.num FROM occurrence o JOIN record r ON o.record = r.id WHERE r.num IN ({sql})"
+        return self._all(sql, *values)
+
+    def rows_of_kinds(self, kinds: Collection[NodeKind]) -> list[int]:
+        return self._all(
+            "SELECT vector FROM node WHERE vector IS NOT NULL AND kind IN (SELECT value FROM json_each(?))",
+            json.dumps(sorted(kinds)),
+        )
+
+    def living_rows(self, field: Literal["turns", "records", "nodes"]) -> list[int]:
+        """The vector rows that a search may find, in order."""
+        column, table = {"turns": ("num", "turn"), "records": ("num", "occurrence"), "nodes": ("vector", "node")}[field]
+        return self._all(f"SELECT {column} FROM {table} WHERE {column} IS NOT NULL ORDER BY {column}")
+
+    def counts(self) -> dict[str, int]:
+        return {name: self._one(f"SELECT count(*) FROM {name}")[0] for name in _COUNTED}
+
+
+def _span(key: str, since: int, until: int) -> DateSpan:
+    precision: Precision = next(p for p in get_args(Precision) if key.startswith(p))
+    return DateSpan(date.fromordinal(since), date.fromordinal(until), precision)
+
+
+_COUNTED = ("session", "turn", "segment", "record", "node")
+
+
+def _within(field: WordField, scope: Scope) -> tuple[str, list[object]]:
+    """An SQL select of the numbers that `scope` leaves, and its arguments."""
+    parts: list[str] = []
+    values: list[object] = []
+
+    def one_of(column: str, allowed: Collection[str]) -> None:
+        parts.append(f"{column} IN (SELECT value FROM json_each(?))")
+        values.append(json.dumps(sorted(allowed)))
+
+    if scope.sessions:
+        parts.append("session IN (SELECT num FROM session WHERE name IN (SELECT value FROM json_each(?)))")
+        values.append(json.dumps(sorted(scope.sessions)))
+    if scope.speakers:
+        one_of("speaker", scope.speakers)
+    if scope.kinds and field == "records":
+        one_of("kind", scope.kinds)
+    if scope.roles and field == "turns":
+        one_of("role", scope.roles)
+    if scope.said is not None and scope.said.since is not None:
+        parts.append("day >= ?")
+        values.append(scope.said.since.toordinal())
+    if scope.said is not None and scope.said.until is not None:
+        parts.append("day <= ?")
+        values.append(scope.said.until.toordinal())
+    name = "turn" if field == "turns" else "record"
+    return f"SELECT num FROM {name} WHERE {' AND '.join(parts) or '1'}", values
