@@ -34,7 +34,8 @@ from rich.table import Table
 
 from lychee_local import cards, pull
 from lychee_local.store.disk import OsDisk
-from lychee_local.store.vectors import BUILD_WIDTH, LINKS, SEARCH_WIDTH, Mask, Precision, VectorIndex, Vectors
+from lychee_local.store.graph import BUILD_WIDTH, LINKS, SEARCH_WIDTH, Mask, Vectors
+from lychee_local.store.vectors import Precision, VectorIndex
 
 TOPICS, QUERIES, K = 200, 500, 20
 AT_A_TIME = 10_000

@@ -23,6 +23,8 @@ import resource
 import sqlite3
 import tempfile
 import time
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -30,14 +32,59 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from lychee_local.lexicon import STOP_WORDS, Lexicon, search_terms
+from lychee_local.lexicon import STOP_WORDS, search_terms
 from lychee_local.store import words
 
 BATCH, ADDED, ASKED, COLD, PATIENCE = 5_000, 500, 200, 15, 30.0
 SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "el", "or")]
+
+
+class Lexicon:
+    """An inverted index with BM25 (Robertson and Zaragoza 2009; k1 and b as there), grown by `add`, never shrunk."""
+
+    def __init__(self, *, k1: float = 1.2, b: float = 0.75) -> None:
+        self.ids: list[str] = []
+        self._k1, self._b = k1, b
+        self._lengths = array("f")
+        self._postings: dict[str, tuple[array[int], array[int]]] = {}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def add(self, ids: Sequence[str], texts: Sequence[str]) -> None:
+        for identifier, text in zip(ids, texts, strict=True):
+            number, counts = len(self.ids), Counter(search_terms(text))
+            self.ids.append(identifier)
+            self._lengths.append(counts.total())
+            for term, count in counts.items():
+                documents, frequencies = self._postings.setdefault(term, (array("i"), array("i")))
+                documents.append(number)
+                frequencies.append(count)
+
+    def scores(self, query: str) -> npt.NDArray[np.float32]:
+        """BM25 of every text, in the order of adding; each distinct term of the query counts once."""
+        total = np.zeros(len(self.ids), dtype=np.float32)
+        if not self.ids:
+            return total
+        lengths = np.array(self._lengths, dtype=np.float32)
+        norm = self._k1 * (1 - self._b + self._b * lengths / max(float(lengths.mean()), 1.0))
+        for term in dict.fromkeys(search_terms(query)):
+            if term not in self._postings:
+                continue
+            documents, frequencies = (np.array(part) for part in self._postings[term])
+            rarity = np.log1p((len(self.ids) - len(documents) + 0.5) / (len(documents) + 0.5))
+            total[documents] += rarity * frequencies * (self._k1 + 1) / (frequencies + norm[documents])
+        return total
+
+    def search(self, query: str, k: int) -> list[tuple[str, float]]:
+        """The best k texts that share a term with the query, best first, ties in the order of adding."""
+        scores = self.scores(query)
+        order = np.argsort(-scores, kind="stable")[:k]
+        return [(self.ids[i], float(scores[i])) for i in order if scores[i] > 0.0]
 
 
 def texts(data: Sequence[dict[str, object]], count: int) -> Iterator[str]:
@@ -150,7 +197,7 @@ class Fts5(Stored):
 
 
 class Memory:
-    """`lexicon.Lexicon`: numpy arrays, rebuilt at every start."""
+    """`Lexicon`: numpy arrays, rebuilt at every start."""
 
     def __init__(self, path: Path) -> None:
         self._lexicon = Lexicon()

@@ -22,10 +22,24 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, get_args
 import typer
 from rich.text import Text
 
-from lychee_local import cli_models, intake, screen
+from lychee_local import cli_models, cli_upkeep, intake, screen
 from lychee_local.errors import BadInput, LycheeError
-from lychee_local.options import Home, Items, Json, Llm, NoLLM, Now, Profile, Session, User
-from lychee_local.types import Message, NodeKind, Progress, Remembered
+from lychee_local.options import (
+    Home,
+    Items,
+    Json,
+    Kind,
+    Llm,
+    NoLLM,
+    Now,
+    Profile,
+    Session,
+    Since,
+    Speaker,
+    Until,
+    User,
+)
+from lychee_local.types import MEMORY_TYPES, Message, NodeKind, Progress, Remembered, Scope, TimeRange
 
 if TYPE_CHECKING:
     from lychee_local.memory import Memory
@@ -192,10 +206,7 @@ def consolidate(
 ) -> None:
     """Encode the segments that still wait. Can be stopped at any point and goes on where it stopped."""
     writer = _language_model(home, profile, llm, no_llm=no_llm)
-    began = time.monotonic()
-    with _memory(user, home, profile, llm=writer, read_only=False) as memory, _interruptible(memory) as watch:
-        done = memory.consolidate(on_progress=watch)
-        _report_encoded(memory, done, began, as_json=as_json)
+    _encode(lambda memory, watch: memory.consolidate(on_progress=watch), user, home, profile, writer, as_json)
 
 
 @app.command()
@@ -211,14 +222,22 @@ def flush(
 ) -> None:
     """End a session, or every one: what is still open becomes a segment and is encoded."""
     writer = _language_model(home, profile, llm, no_llm=no_llm)
+    _encode(lambda memory, watch: memory.flush(session, on_progress=watch), user, home, profile, writer, as_json)
+
+
+def _encode(
+    work: Callable[[Memory, _Watch], Remembered],
+    user: str,
+    home: Path | None,
+    profile: str,
+    writer: str | None,
+    as_json: bool,
+) -> None:
+    """Run one of the verbs that encode what waits, and say what came of it."""
     began = time.monotonic()
     with _memory(user, home, profile, llm=writer, read_only=False) as memory, _interruptible(memory) as watch:
-        done = memory.flush(session, on_progress=watch)
-        _report_encoded(memory, done, began, as_json=as_json)
-
-
-def _report_encoded(memory: Memory, done: Remembered, began: float, *, as_json: bool) -> None:
-    waiting = len(memory.pending())
+        done = work(memory, watch)
+        waiting = len(memory.pending())
     if as_json:
         screen.print_json({"segments": done.segments, "records": done.records, "usage": done.usage, "pending": waiting})
     else:
@@ -306,6 +325,11 @@ def recall(
     *,
     k: Items = None,
     now: Now = None,
+    session: Session = None,
+    speaker: Speaker = None,
+    kind: Kind = None,
+    since: Since = None,
+    until: Until = None,
     user: User = "default",
     home: Home = None,
     profile: Profile = "laptop",
@@ -313,8 +337,9 @@ def recall(
 ) -> None:
     """Find the evidence for a question, best first. Needs no language model."""
     question = intake.question(question)
+    scope = _scope(session, speaker, kind, since, until)
     with _memory(user, home, profile, llm=None, read_only=True) as memory:
-        found = memory.recall(question, k=k, now=_now(now))
+        found = memory.recall(question, k=k, now=_now(now), scope=scope)
     if as_json:
         screen.print_json(found)
     else:
@@ -327,6 +352,11 @@ def ask(
     *,
     k: Items = None,
     now: Now = None,
+    session: Session = None,
+    speaker: Speaker = None,
+    kind: Kind = None,
+    since: Since = None,
+    until: Until = None,
     short: Annotated[bool, typer.Option("--short", help="A phrase instead of a sentence.")] = False,
     llm: Llm = None,
     user: User = "default",
@@ -336,16 +366,38 @@ def ask(
 ) -> None:
     """Answer a question from the evidence, and show the evidence."""
     question = intake.question(question)
+    scope = _scope(session, speaker, kind, since, until)
     live = screen.out.is_terminal and not as_json
     writer = _language_model(home, profile, llm, no_llm=False)
     with _memory(user, home, profile, llm=writer, read_only=True) as memory:
         given = memory.ask(
-            question, k=k, now=_now(now), style="short" if short else "chat", on_text=screen.stream if live else None
+            question,
+            k=k,
+            now=_now(now),
+            scope=scope,
+            style="short" if short else "chat",
+            on_text=screen.stream if live else None,
         )
     if as_json:
         screen.print_json(given)
     else:
         screen.answer(given, streamed=live)
+
+
+def _scope(
+    session: str | None, speaker: str | None, kind: str | None, since: str | None, until: str | None
+) -> Scope | None:
+    if all(part is None for part in (session, speaker, kind, since, until)):
+        return None
+    kinds = tuple(k for k in MEMORY_TYPES if k == kind)
+    if kind is not None and not kinds:
+        raise BadInput(f"--kind {kind!r} is no type of memory", hint=f"one of {', '.join(MEMORY_TYPES)}")
+    first, last = intake.day(since, "--since"), intake.day(until, "--until")
+    if first is not None and last is not None and last < first:
+        raise BadInput(f"--until {until} lies before --since {since}")
+    said = None if first is None and last is None else TimeRange(first, last)
+    sessions, speakers = (() if part is None else (part,) for part in (session, speaker))
+    return Scope(sessions, speakers, kinds, (), said)
 
 
 def _now(now: str | None) -> datetime:
@@ -411,6 +463,11 @@ def stats(*, user: User = "default", home: Home = None, profile: Profile = "lapt
         screen.print_json(held)
     else:
         screen.stats(held)
+
+
+# --- keeping ---------------------------------------------------------------------------------------------------------
+
+cli_upkeep.register(app)
 
 
 # --- the whole -----------------------------------------------------------------------------------------------------

@@ -416,3 +416,17 @@ def _when(value: object) -> datetime:
     if not isinstance(value, str):
         raise BadInput(f"a time is text, a date or a datetime, not {type(value).__name__}")
     return dates.parse_when(_name(value, "time"))
+
+
+def day(text: str | None, name: str) -> date | None:
+    """A calendar day from an option called `name`.
+
+    Raises:
+        BadInput: it is no day.
+    """
+    if text is None:
+        return None
+    try:
+        return date.fromisoformat(text.strip())
+    except ValueError as error:
+        raise BadInput(f"{name} {text!r} is no day", hint="write it as 2024-05-31") from error

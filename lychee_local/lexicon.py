@@ -1,20 +1,14 @@
-"""Words: what counts as a term in any script, and BM25 over texts that only ever grow.
+"""Words: what counts as a term, in any script.
 
-Owns term extraction (also used to cut windows by relevance) and the inverted index. Knows nothing of turns, records or
-scores of other channels; lives in memory and is rebuilt from the store in milliseconds per thousand texts.
+Owns term extraction, for the index of words and for cutting windows by relevance. Knows nothing of turns and records.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from array import array
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
-
-import numpy as np
-import numpy.typing as npt
 
 # Scripts written without spaces. Chinese, Japanese and Korean are indexed as single characters and pairs, so that any
 # word of two can be found; in Thai, Lao, Burmese and Khmer a single character is a mere letter: pairs only.
@@ -187,47 +181,3 @@ def stem(word: str) -> str:
     if len(word) > 3 and word.endswith("y"):
         word = word[:-1] + "i"
     return word[:-1] if len(word) > 3 and word.endswith("e") else word
-
-
-class Lexicon:
-    """An inverted index with BM25 (Robertson and Zaragoza 2009; k1 and b as there), grown by `add`, never shrunk."""
-
-    def __init__(self, *, k1: float = 1.2, b: float = 0.75) -> None:
-        self.ids: list[str] = []
-        self._k1, self._b = k1, b
-        self._lengths = array("f")
-        self._postings: dict[str, tuple[array[int], array[int]]] = {}
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def add(self, ids: Sequence[str], texts: Sequence[str]) -> None:
-        for identifier, text in zip(ids, texts, strict=True):
-            number, counts = len(self.ids), Counter(search_terms(text))
-            self.ids.append(identifier)
-            self._lengths.append(counts.total())
-            for term, count in counts.items():
-                documents, frequencies = self._postings.setdefault(term, (array("i"), array("i")))
-                documents.append(number)
-                frequencies.append(count)
-
-    def scores(self, query: str) -> npt.NDArray[np.float32]:
-        """BM25 of every text, in the order of adding; each distinct term of the query counts once."""
-        total = np.zeros(len(self.ids), dtype=np.float32)
-        if not self.ids:
-            return total
-        lengths = np.array(self._lengths, dtype=np.float32)
-        norm = self._k1 * (1 - self._b + self._b * lengths / max(float(lengths.mean()), 1.0))
-        for term in dict.fromkeys(search_terms(query)):
-            if term not in self._postings:
-                continue
-            documents, frequencies = (np.array(part) for part in self._postings[term])
-            rarity = np.log1p((len(self.ids) - len(documents) + 0.5) / (len(documents) + 0.5))
-            total[documents] += rarity * frequencies * (self._k1 + 1) / (frequencies + norm[documents])
-        return total
-
-    def search(self, query: str, k: int) -> list[tuple[str, float]]:
-        """The best k texts that share a term with the query, best first, ties in the order of adding."""
-        scores = self.scores(query)
-        order = np.argsort(-scores, kind="stable")[:k]
-        return [(self.ids[i], float(scores[i])) for i in order if scores[i] > 0.0]

@@ -25,13 +25,19 @@ from lychee_local.encode import Encoded, encode, reference_context
 from lychee_local.engines import Engines
 from lychee_local.errors import BadInput, ModelMissing
 from lychee_local.rules import encode_by_rules
-from lychee_local.segment import Segmenter, closed_exchanges, embedding_text, exchange_text
+from lychee_local.segment import Segmenter, closed_exchanges, embedding_text, exchange_text, stored_text
 from lychee_local.settings import Settings
-from lychee_local.store import Selection, Store, require_folder
+from lychee_local.store import (
+    ArchiveReport,
+    Embedding,
+    Selection,
+    Store,
+    inspect,
+    require_folder,
+)
 from lychee_local.types import (
     Answer,
     Decision,
-    Exchange,
     Message,
     Node,
     NodeKind,
@@ -206,36 +212,38 @@ class Memory:
         with self._lock:
             self._store.compact(on_progress=on_progress)
 
-    @classmethod
-    def reindex(
-        cls,
-        user: str = "default",
+    def export(
+        self,
+        path: Path | str,
         *,
-        home: Path | str | None = None,
-        models_home: Path | str | None = None,
-        profile: str = "laptop",
-        embedder: Embedder | str = "auto",
+        vectors: bool = True,
+        overwrite: bool = False,
         on_progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Embed a whole memory anew with another embedder, and switch to it at once. Until then, and whenever this is
-        interrupted, the memory is as it was; what was embedded already is not embedded again.
+    ) -> ArchiveReport:
+        """Write the whole memory into one checksummed archive, readable without us (docs/archive.md). Without `vectors`
+        it is a fraction of the size, and whoever imports it embeds everything again.
 
         Raises:
-            ModelMissing: the embedder is not on this machine.
-            StoreError: there is no such memory, it is being written, or the disk does not take it.
+            BadInput: there is such a file already, and `overwrite` is not set.
+            StoreError: it cannot be written; there is no half of an archive then.
         """
-        home = Path(home) if home is not None else default_home()
-        require_folder(home)
-        engines = Engines(profile, home=Path(models_home or home), llm=None, embedder=embedder, reranker=None)
-        identity = engines.embedder_identity()
+        return self._store.export(Path(path), vectors=vectors, overwrite=overwrite, on_progress=on_progress)
 
-        def text(exchange: Exchange, turns: Sequence[Turn]) -> str:
-            return embedding_text(replace(exchange, text=exchange_text(exchange, turns)))
+    def import_archive(self, path: Path | str, *, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Take an archive into this memory, which must be empty. Vectors of another embedder are made anew by this
+        memory's.
 
-        with Store.open(home, user, embedder=None) as store:
-            store.reindex(
-                identity, lambda texts: engines.embedder().embed(texts), exchange_text=text, on_progress=on_progress
-            )
+        Raises:
+            BadInput: this memory has turns already, or the file is no archive.
+            StoreDamaged: the archive is cut or was changed.
+        """
+        with self._lock:
+            self._replayed.clear()
+            about = inspect(Path(path))
+            ours = self._store.embedder
+            same = (about.embedder.name, about.embedder.digest) == (ours.name, ours.digest)
+            embedding = None if same and about.vectors else Embedding(self.embed, stored_text)
+            self._store.load(Path(path), embedding=embedding, on_progress=on_progress)
 
     def _admit(self, messages: Sequence[Message]) -> tuple[list[Turn], int]:
         """Give each new message its place; messages that are stored already are counted, not repeated."""

@@ -30,3 +30,7 @@ NoLLM = Annotated[bool, typer.Option("--no-llm", help="Work without a language m
 Items = Annotated[int | None, typer.Option("-k", help="How many items of evidence.", show_default="15")]
 Now = Annotated[str | None, typer.Option("--now", help="When the question is asked.", show_default="now")]
 Session = Annotated[str | None, typer.Option("--session", help="Only this session.")]
+Speaker = Annotated[str | None, typer.Option("--speaker", help="Only what this speaker said.")]
+Kind = Annotated[str | None, typer.Option("--kind", help="Only records of this type: fact, preference, event, ...")]
+Since = Annotated[str | None, typer.Option("--since", help="Only what was said on or after this day.")]
+Until = Annotated[str | None, typer.Option("--until", help="Only what was said on or before this day: as of then.")]

@@ -34,6 +34,7 @@ from lychee_local.types import (
     Node,
     Progress,
     Recall,
+    Receipt,
     Record,
     Remembered,
     Segment,
@@ -43,6 +44,7 @@ from lychee_local.types import (
 
 if TYPE_CHECKING:
     from lychee_local.doctor import Report
+    from lychee_local.store import Finding
 
 # soft_wrap leaves the folding of long lines to the terminal, and a pipe gets each line, and each row of a table, whole.
 out = Console(soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout and sys.stdout.isatty() else 200)
@@ -333,6 +335,47 @@ def report(found: Report) -> None:
     out.print(Text(f"profile {found.profile}: {verdict}", style="bold"))
 
 
+def receipt(found: Receipt) -> None:
+    """What was forgotten, or would be, and the proof."""
+    what = (
+        f"{count(len(found.turns), 'turn')}, {count(len(found.records), 'record')} and "
+        f"{count(len(found.nodes), 'index entry')}".replace("entrys", "entries")
+    )
+    if not found.turns and not found.records:
+        out.print("nothing matches: nothing is forgotten")
+        return
+    if found.dry_run:
+        out.print(Text(f"would forget {what}"))
+        for identifier in (*found.turns, *found.records):
+            out.print(Text(f"  {visible(identifier)}", style="dim"))
+        return
+    out.print(Text(f"forgot {what}", style="bold"))
+    rows = {name: f"{number(n)} fewer" for name, n in found.removed.items()}
+    rows["on disk"] = f"{size(found.bytes_before)} before, {size(found.bytes_after)} now"
+    if found.waiting:
+        rows["to be encoded anew"] = f"{count(len(found.waiting), 'segment')}: lychee consolidate"
+    if found.elsewhere:
+        rows["also said elsewhere"] = f"{number(len(found.elsewhere))} of these: the same words stand in what was kept"
+    rows["searched"] = (
+        f"still found in {', '.join(found.residues)}" if found.residues else "no byte of it was found in the folder"
+    )
+    out.print(pairs(rows))
+
+
+def findings(found: Sequence[Finding], done: Sequence[str], lost: Sequence[str]) -> None:
+    """What a check found, and what a repair did about it."""
+    for f in found:
+        out.print(Text.assemble(("damaged  ", "bold red"), visible(f.what), f"; lost: {f.loses}" if f.loses else ""))
+    for sentence in done:
+        out.print(Text.assemble(("mended   ", "green"), visible(sentence)))
+    for sentence in lost:
+        out.print(Text.assemble(("lost     ", "bold red"), visible(sentence)))
+    if not found:
+        out.print(Text("every byte is as it was written", style="bold"))
+    elif not done:
+        out.print("lychee check --repair mends what can be mended and keeps all that is whole")
+
+
 def pairs(rows: dict[str, str]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
@@ -389,6 +432,38 @@ class ProgressView:
             err.print(f"{label}: {p.done}/{p.total}, {progress_detail(p)}")
             self._printed = time.monotonic()
         self._stage = p.stage
+
+
+class Steps:
+    """Progress of work that only counts: a bar in a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._printed = time.monotonic()
+
+    def __enter__(self) -> Steps:
+        if err.is_terminal:
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self._bar = Bar(*columns, console=err, transient=True)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is not None:
+            if self._task is None:
+                self._task = self._bar.add_task(self._label)
+            self._bar.update(self._task, completed=done, total=total)
+        elif time.monotonic() - self._printed > _PLAIN_EVERY_SECONDS:
+            err.print(f"{self._label}: {done}/{total}")
+            self._printed = time.monotonic()
 
 
 def progress_detail(p: Progress) -> str:

@@ -11,7 +11,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import numpy as np
@@ -63,6 +63,11 @@ def embedding_text(exchange: Exchange) -> str:
         return exchange.text
     half = _EMBEDDED_CHARS // 2
     return f"{exchange.text[:half]}\n...\n{exchange.text[-half:]}"
+
+
+def stored_text(exchange: Exchange, turns: Sequence[Turn]) -> str:
+    """What was embedded for an exchange that was stored without its text."""
+    return embedding_text(replace(exchange, text=exchange_text(exchange, turns)))
 
 
 def exchanges(turns: Sequence[Turn], *, max_tokens: int = MAX_TOKENS) -> tuple[Exchange, ...]:

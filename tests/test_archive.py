@@ -29,14 +29,15 @@ from test_migrate import FailingDisk, WatchedDisk, copies
 
 from lychee_local.errors import BadInput, StoreDamaged, StoreError
 from lychee_local.store import Store, archive, check, user_folder
-from lychee_local.store.archive import ArchiveReport, inspect
+from lychee_local.store.archive import inspect
 from lychee_local.store.arrival import Embedding, load
 from lychee_local.store.catalogue import Catalogue
+from lychee_local.store.departure import ArchiveReport, export
 from lychee_local.store.disk import Disk
 from lychee_local.store.forget import Selection
+from lychee_local.store.graph import Vectors
 from lychee_local.store.log import Log
-from lychee_local.store.vectors import Vectors
-from lychee_local.types import Exchange, Usage
+from lychee_local.types import Exchange, Turn, Usage
 
 EMBEDDING = Embedding(lambda texts: unit(*texts), lambda exchange, turns: "\n".join(t.line for t in turns))
 Members = dict[str, bytes]
@@ -46,7 +47,7 @@ def exported(home: Path, target: Path, user: str = "ana", **options: Any) -> Arc
     log = Log(home, user, None, read_only=True)
     catalogue = Catalogue(log.epoch)
     try:
-        return archive.export(log.path, log.manifest, catalogue, target, **options)
+        return export(log.path, log.manifest, catalogue, target, **options)
     finally:
         catalogue.close()
         log.close()
@@ -155,6 +156,22 @@ def test_a_stranger_reads_it_with_the_standard_library(home: Path, source: Path)
     assert following == [{"following": 5, "session": "S1"}]
 
 
+def test_the_documented_program_reads_it(home: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "archive.md").read_text(encoding="utf-8")
+    program = page.split("```python\n")[1].split("```")[0] + "print(len(turns), *rows.shape)"
+    exported(home, tmp_path / "ana.lychee")
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("8 8 8\n", "")
+
+
+def test_damage_to_what_was_forgotten_costs_nothing(home: Path, source: Path, tmp_path: Path) -> None:
+    [path] = user_folder(home, "ana").glob("epoch-*/turns.jsonl")
+    data = path.read_bytes()
+    at = data.index(b"what was said 4 in S1")
+    path.write_bytes(data[:at] + b"W" + data[at + 1 :])
+    assert exported(home, tmp_path / "again").path.read_bytes() == source.read_bytes()
+
+
 def test_nothing_forgotten_is_in_it(home: Path, tmp_path: Path) -> None:
     with opened(home) as store:
         turns = say(store, "S9", 2)
@@ -172,7 +189,7 @@ def test_nothing_forgotten_is_in_it(home: Path, tmp_path: Path) -> None:
 def test_it_says_what_it_holds(source: Path) -> None:
     about = inspect(source)
     assert (about.user, about.embedder, about.vectors) == ("ana", EMBEDDER, "float32")
-    assert about.turns == 9
+    assert about.turns == 8
     assert about.members["usage.jsonl"].count == 2
 
 
@@ -211,7 +228,13 @@ def test_text_alone_is_embedded_anew(home: Path, tmp_path: Path) -> None:
         imported(report.path, home)
     assert "re-embedding" in caught.value.hint
     imported(report.path, home, embedding=EMBEDDING)
-    assert held(home, "ben") == held(home, "ana")
+    before, after = held(home, "ana"), held(home, "ben")
+    nodes = [{h.id: h.cosine for h in each.pop("near nodes")[0]} for each in (before, after)]
+    assert after == before
+    # The node of a segment lost its vector with one of its records; now it has one of those that are left.
+    [extra] = nodes[1].keys() - nodes[0].keys()
+    assert extra.startswith("node:event_frame:")
+    assert {i: c for i, c in nodes[1].items() if i != extra} == nodes[0]
 
 
 def test_another_embedder(home: Path, source: Path) -> None:
@@ -225,7 +248,8 @@ def test_another_embedder(home: Path, source: Path) -> None:
         def text(exchange: Exchange, turns: Sequence[Turn]) -> str:
             asked.append(exchange)
             assert [t.index for t in turns] == [exchange.start]
-            return turns[0].line
+            line: str = turns[0].line
+            return line
 
         load(source, log, embedding=Embedding(lambda texts: unit(*texts, dimension=4), text))
     with Store.open(home, "ben", embedder=other) as store:
@@ -426,7 +450,7 @@ CHANGES: list[tuple[str, type[Exception], Callable[[Members], Members]]] = [
     ("do not agree about", BadInput, lambda m: about_with(m, members={})),
     ("do not agree about", BadInput, lambda m: about_with(m, vectors=None)),
     ("cannot be a user name", BadInput, lambda m: about_with(m, user="../../etc")),
-    ("has 12 dimensions|have 48", BadInput, lambda m: embedder_with(m, dimension=12)),
+    ("8 vectors of 12 dimensions in float32 have 384", BadInput, lambda m: embedder_with(m, dimension=12)),
     ("have 0 dimensions", BadInput, lambda m: embedder_with(m, dimension=0)),
     ("records.rows has", BadInput, lambda m: about_with(m, records=1)),
     ("of embedder 'other'", BadInput, lambda m: embedder_with(m, name="other")),
@@ -470,7 +494,7 @@ CHANGES: list[tuple[str, type[Exception], Callable[[Members], Members]]] = [
         lambda m: told({**m, "segments.jsonl": m["segments.jsonl"] + m["segments.jsonl"].split(b"\n")[0] + b"\n"}),
     ),
     (
-        "segment:S1:0-2 is encoded twice",
+        "segment:S1:7-8 is encoded twice, or is not in it",
         BadInput,
         lambda m: told(
             changed(m, "encodings.jsonl", b'"segment":"segment:S1:0-2"}\n', b'"segment":"segment:S1:7-8"}\n')
@@ -561,7 +585,7 @@ def test_an_encrypted_one(source: Path, tmp_path: Path) -> None:
 def test_a_flipped_bit_is_found_or_means_nothing(source: Path, tmp_path: Path) -> None:
     whole, members = source.read_bytes(), members_of(source)
     found = 0
-    for at in {*range(0, len(whole), 5), *range(len(whole) - 1200, len(whole))}:
+    for at in {*range(0, len(whole), 11), *range(len(whole) - 1000, len(whole))}:
         bad = tmp_path / "bad"
         bad.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
         try:
@@ -633,7 +657,7 @@ def test_a_bomb(source: Path, tmp_path: Path, size: int, compressed: int | None,
 
 def test_a_line_without_end(source: Path, tmp_path: Path) -> None:
     members = members_of(source)
-    bad = packed(tmp_path / "bad", told({**members, "turns.jsonl": b"[" * (40 << 20) + b"\n" * 9}))
+    bad = packed(tmp_path / "bad", told({**members, "turns.jsonl": b"[" * (40 << 20) + b"\n" * 8}))
     refused(bad, tmp_path / "target", kind=BadInput, message="line of more than 32 MB")
 
 
@@ -693,7 +717,7 @@ def test_an_import_killed_at_every_operation(home: Path, source: Path, tmp_path:
     take, taken = copies(target, tmp_path / "copies")
     with fresh(target, disk=WatchedDisk(take)) as log:
         load(source, log)
-    assert len(taken) > 30
+    assert len(taken) > 20
     seen = []
     for copy in taken:
         with opened(copy, "ben", disk=FailingDisk(0)) as store:
@@ -702,7 +726,7 @@ def test_an_import_killed_at_every_operation(home: Path, source: Path, tmp_path:
         if not seen[-1]:
             with fresh(copy, disk=FailingDisk(0)) as log:
                 load(source, log)
-    for copy in (taken[0], taken[len(taken) // 2], taken[seen.index(0, -1) if 0 in seen[-1:] else -1]):
+    for copy in (taken[0], taken[len(taken) // 2], taken[-1]):
         assert held(copy, "ben") == expected
     assert seen == sorted(seen)
     assert {*seen} == {0, 3}
@@ -743,18 +767,17 @@ def test_calls_are_counted_once_when_an_import_is_repeated(home: Path, source: P
     assert held(tmp_path, "ben")["usage"] == held(home, "ana")["usage"]
 
 
-def test_a_full_disk(home: Path, source: Path, tmp_path: Path) -> None:
+def test_a_full_disk(home: Path, tmp_path: Path) -> None:
     """A limit on the size of files, as the operating system sets it: the first write beyond it fails."""
     program = (
         "import resource, signal, sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
         "import test_archive as t; from lychee_local.errors import StoreError\n"
-        "home, source, out = map(Path, sys.argv[2:])\n"
+        "def limit(done, total): resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "try: t.exported(home, out)\n"
+        "try: t.exported(Path(sys.argv[2]), Path(sys.argv[3]), on_progress=limit)\n"
         "except StoreError as error: print(error.message)\n"
     )
-    arguments = [str(Path(__file__).parent), str(home), str(source), str(tmp_path / "out")]
+    arguments = [str(Path(__file__).parent), str(home), str(tmp_path / "out")]
     ran = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "cannot write" in ran.stdout

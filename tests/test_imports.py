@@ -19,11 +19,11 @@ GROUPS = {
     "backends": "backends backends.bge backends.chat backends.constraint backends.fake backends.llama backends.load"
     " backends.native",
     "store": "store store.archive store.catalogue store.catchup store.check store.codec store.disk store.draft"
-    " store.epoch store.forget store.living store.lock store.log store.manifest store.migrate store.nodes"
+    " store.epoch store.forget store.graph store.opening store.snapshot store.derived store.remains store.salvage store.living store.lock store.log store.manifest store.migrate store.nodes"
     " store.reembed store.repair store.residue store.transaction store.vectors store.view store.words",
     "stages": "segment encode plan channels windows rank chain answer",
-    "memory": "intake engines memory",
-    "surface": "screen cli cli_models demo doctor __main__",
+    "memory": "intake engines memory upkeep",
+    "surface": "screen cli cli_models cli_upkeep demo doctor __main__",
 }
 MAY_KNOW = {
     "ground": {"ground"},

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from lychee_local.errors import BadInput, StoreDamaged, StoreError
 from lychee_local.store.disk import OsDisk
+from lychee_local.store.snapshot import snapshot_is_sound
 from lychee_local.store.vectors import (
     LOOKS_BEFORE_LOAD,
     Mask,
@@ -24,7 +25,6 @@ from lychee_local.store.vectors import (
     RowHit,
     VectorIndex,
     Vectors,
-    snapshot_is_sound,
     unit_rows,
 )
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -20,21 +19,25 @@ from typing import Self
 
 import numpy as np
 
-from lychee_local.errors import BadInput, StoreDamaged, StoreError, StoreLocked
+from lychee_local.errors import BadInput, StoreError
 from lychee_local.store import codec
 from lychee_local.store import manifest as files
-from lychee_local.store.catalogue import Catalogue
+from lychee_local.store.archive import ArchiveAbout, inspect
+from lychee_local.store.arrival import Embedding, load
+from lychee_local.store.catalogue import catalogue_error
 from lychee_local.store.check import Finding, check
+from lychee_local.store.departure import ArchiveReport, export
 from lychee_local.store.disk import Disk
-from lychee_local.store.draft import Draft, remove_catalogue
-from lychee_local.store.epoch import Batch, damaged, read_rows
+from lychee_local.store.draft import Draft
+from lychee_local.store.epoch import Batch, damaged
 from lychee_local.store.forget import Report, Selection, victims
 from lychee_local.store.living import living
-from lychee_local.store.lock import WriterLock
 from lychee_local.store.log import Log, read_usage
 from lychee_local.store.manifest import EmbedderIdentity, Manifest, Precision, require_folder, user_folder
 from lychee_local.store.nodes import VECTOR_KINDS, label_text, nodes_of_encoding
+from lychee_local.store.opening import catch_up_if_free, readers_catalogue, writers_catalogue
 from lychee_local.store.reembed import Embed, Embedded, ExchangeText
+from lychee_local.store.repair import RepairReport, repair
 from lychee_local.store.residue import Traces
 from lychee_local.store.transaction import Transaction
 from lychee_local.store.vectors import EXACT_BELOW, Vectors, unit_rows
@@ -43,20 +46,24 @@ from lychee_local.store.words import Field as WordField
 from lychee_local.types import Decision, Node, NodeKind, Receipt, Record, Scope, Segment, TimeRange, Turn, Usage
 
 __all__ = [
+    "ArchiveAbout",
+    "ArchiveReport",
     "EmbedderIdentity",
+    "Embedding",
     "Finding",
     "Precision",
+    "RepairReport",
     "Selection",
     "Store",
     "StoreStats",
     "Transaction",
     "VectorHit",
     "check",
+    "inspect",
+    "repair",
     "require_folder",
     "user_folder",
 ]
-
-PATIENCE = 60.0  # seconds that a reader waits for a catalogue that another process is building
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +156,7 @@ class Store:
                     self._view = self._opened()
                     return True
             if view.catalogue.covers()[0] < self._log.manifest.generation:
-                self._catch_up_if_free(view.catalogue)
+                catch_up_if_free(self._log, view.catalogue)
             return view.sync()
 
     @contextlib.contextmanager
@@ -217,14 +224,11 @@ class Store:
         """
         with self._reading() as view:
             numbers = view.catalogue.decision_numbers(session)
-            path = view.folder / files.DECISION_ROWS
-            vectors = np.zeros((len(numbers), view.dimension), dtype=np.float32)
-            for place, number in enumerate(numbers):
-                [row] = read_rows(path, number, 1, view.dimension, view.precision)
+            rows = view.decision_rows(numbers)
+            for number, row in zip(numbers, rows, strict=True):
                 if not codec.matches(row, view.catalogue.decision(number).row):
-                    raise damaged(path, number + 1)
-                vectors[place] = row
-            return vectors
+                    raise damaged(view.folder / files.DECISION_ROWS, number + 1)
+            return rows.astype(np.float32)
 
     def segments(self, session: str | None = None) -> tuple[Segment, ...]:
         with self._reading() as view:
@@ -444,7 +448,8 @@ class Store:
                 index.carry(folder / ROWS[field], kept, self._log.disk)
             return written
 
-        self._rewrite(write)
+        with self._another_epoch():
+            self._log.rewrite(write)
 
     def reindex(
         self,
@@ -478,18 +483,53 @@ class Store:
                         draft.add(batch)
                     return draft.finish()
 
-            self._rewrite(write)
+            with self._another_epoch():
+                self._log.rewrite(write)
             embedded.discard()
 
-    def _rewrite(self, write: Callable[[Path], Manifest]) -> None:
-        """Put another epoch in the place of this one, and open it."""
+    def export(
+        self, target: Path, *, vectors: bool = True, overwrite: bool = False, on_progress: Report | None = None
+    ) -> ArchiveReport:
+        """Write this memory into one archive (docs/archive.md), as of now; nothing that was forgotten goes in.
+
+        Raises:
+            BadInput: `target` exists and `overwrite` is not set.
+            StoreDamaged, StoreError: as `compact`; there is no `target` then, or the one there was.
+        """
+        with self.snapshot(), self._reading() as view:
+            generation, covered = view.catalogue.covers()
+            manifest = replace(self._log.manifest, generation=generation, files=covered)
+            return export(
+                self.path,
+                manifest,
+                view.catalogue,
+                target,
+                vectors=vectors,
+                overwrite=overwrite,
+                disk=self._log.disk,
+                on_progress=on_progress,
+            )
+
+    def load(self, source: Path, *, embedding: Embedding | None = None, on_progress: Report | None = None) -> None:
+        """Take an archive into this memory, which must have no turns yet. `embedding` makes vectors anew where those of
+        the archive are of another embedder, or missing.
+
+        Raises:
+            BadInput, StoreDamaged, StoreError: the archive or this memory cannot be used for that; nothing is changed.
+        """
+        with self._another_epoch():
+            load(source, self._log, embedding=embedding, on_progress=on_progress)
+
+    @contextlib.contextmanager
+    def _another_epoch(self) -> Iterator[None]:
+        """Around whatever puts another epoch in the place of this one, which is opened then."""
         with self._writing:
             if self._in_transaction:
                 raise StoreError("this thread is in a transaction", hint="leave it first")
             with self._reading() as view:
                 before = self._log.manifest.epoch
                 try:
-                    self._log.rewrite(write)
+                    yield
                 finally:
                     if self._log.manifest.epoch != before:
                         self._view = None
@@ -539,6 +579,11 @@ class Store:
     def _now(self) -> View:
         if self._closed:
             raise StoreError(f"the memory {self.path} is closed", hint="open it again")
+        if self._log.read_only and not self._in_snapshot and self._view is not None and not self._view.folder.exists():
+            # Another process has written the memory anew: what was open can be read to its end, but not added to.
+            view, self._view = self._view, None
+            view.close()
+            self._log.adopt(self._log.poll() or self._log.manifest)
         if self._view is None:
             self._view = self._opened()
         return self._view
@@ -554,64 +599,26 @@ class Store:
         try:
             yield
         except sqlite3.Error as error:
-            raise _catalogue_error(error, self._log.epoch / files.CATALOGUE) from error
+            raise catalogue_error(error, self._log.epoch) from error
 
     def _opened(self) -> View:
+        while True:
+            try:
+                return self._opened_once()
+            except StoreError:
+                manifest = self._log.poll() if self._log.read_only else None
+                if manifest is None or manifest.epoch == self._log.manifest.epoch:
+                    raise
+                self._log.adopt(manifest)  # its files were written anew while this looked at them
+
+    def _opened_once(self) -> View:
         log = self._log
-        catalogue = self._readers_catalogue() if log.read_only else _current_catalogue(log)
+        catalogue = readers_catalogue(log) if log.read_only else writers_catalogue(log)
         try:
             return View(log.epoch, log.manifest, catalogue, exact_below=self._exact_below)
         except BaseException:
             catalogue.close()
             raise
-
-    def _readers_catalogue(self) -> Catalogue:
-        """The catalogue as it is, brought up to date if no writer is there to do it; a private one where the folder
-        may not be written."""
-        log, deadline = self._log, time.monotonic() + PATIENCE
-        while True:
-            if (found := self._catalogue_as_it_is(whole=True)) is not None:
-                return found
-            try:
-                with WriterLock(log.path, wait_seconds=0.0):
-                    log.adopt(log.poll() or log.manifest)
-                    return _current_catalogue(log)
-            except OSError:
-                catalogue = Catalogue(log.epoch, private=True)
-                catalogue.catch_up(log.manifest)
-                return catalogue
-            except StoreLocked:
-                if (found := self._catalogue_as_it_is(whole=False)) is not None:
-                    return found  # as of an earlier commit; the writer is about to bring it up to date
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.02)
-            log.adopt(log.poll() or log.manifest)
-
-    def _catalogue_as_it_is(self, *, whole: bool) -> Catalogue | None:
-        """The catalogue if it is there and shows a commit; with `whole` only if it shows the latest one."""
-        if not (self._log.epoch / files.CATALOGUE).exists():
-            return None
-        try:
-            catalogue = Catalogue(self._log.epoch)
-        except sqlite3.Error:
-            return None  # damaged, being replaced, or in a folder that may not be written: the caller tells them apart
-        generation = catalogue.covers()[0]
-        if generation >= (self._log.manifest.generation if whole else 0):
-            return catalogue
-        catalogue.close()
-        return None
-
-    def _catch_up_if_free(self, catalogue: Catalogue) -> None:
-        """A writer catches up after each commit; if none is there, it was killed in between, and this reader does."""
-        if catalogue.private:
-            catalogue.catch_up(self._log.manifest)
-            return
-        with contextlib.suppress(StoreLocked), WriterLock(self._log.path, wait_seconds=0.0):
-            manifest = self._log.poll() or self._log.manifest
-            if manifest.epoch == self._log.manifest.epoch:
-                self._log.adopt(manifest)
-                catalogue.catch_up(manifest)
 
     def _begin(self) -> Manifest:
         self._writing.acquire()
@@ -643,46 +650,6 @@ class Store:
         self._log.commit(batch, view.catalogue.catch_up)
         view.sync()
         view.grow(self._log.disk, before)
-
-
-def _current_catalogue(log: Log) -> Catalogue:
-    """The catalogue of the log's epoch, up to date; built anew where it is missing, damaged or of other lines. For the
-    holder of the writer's lock."""
-    folder = log.epoch
-    try:
-        catalogue = Catalogue(folder)
-        try:
-            if catalogue.follows(log.manifest):
-                if catalogue.covers()[0] != log.manifest.generation:
-                    catalogue.catch_up(log.manifest)
-                return catalogue
-        except BaseException:
-            catalogue.close()
-            raise
-        catalogue.close()
-    except (sqlite3.DatabaseError, StoreDamaged) as error:
-        if isinstance(error, sqlite3.OperationalError):
-            raise
-    # Whatever it was, the lines decide: what is wrong with them shows when all are read.
-    remove_catalogue(log.disk, folder)
-    catalogue = Catalogue(folder)
-    try:
-        catalogue.catch_up(log.manifest)
-    except BaseException:
-        catalogue.close()
-        raise
-    return catalogue
-
-
-def _catalogue_error(error: sqlite3.Error, path: Path) -> StoreError:
-    if isinstance(error, sqlite3.OperationalError):
-        hint = "check that the folder may be written; what was stored before is intact"
-        if "full" in str(error) or "disk I/O" in str(error):
-            hint = "the disk is full: free some space and try again; what was stored before is intact"
-        return StoreError(f"cannot use {path}: {error}", hint=hint)
-    return StoreDamaged(
-        f"{path} is damaged: {error}", hint="nothing is lost, it is built again when the memory is opened for writing"
-    )
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -23,11 +23,12 @@ from lychee_local.store.codec import DecisionLine, EncodingLine, ForgottenLine, 
 from lychee_local.store.draft import Draft
 from lychee_local.store.epoch import Batch, row_bytes
 from lychee_local.store.forget import Report
+from lychee_local.store.graph import Vectors
 from lychee_local.store.log import Log, read_usage
 from lychee_local.store.manifest import LINE_FILES, ROW_FILES, USAGE, EmbedderIdentity, Manifest, Precision
 from lychee_local.store.nodes import VECTOR_KINDS, event_frame, label_text
 from lychee_local.store.reembed import Embed, ExchangeText
-from lychee_local.store.vectors import Vectors, unit_rows
+from lychee_local.store.vectors import unit_rows
 from lychee_local.types import Decision, Segment, Turn, Usage
 
 INDEX_LIMIT = 1 << 31  # of a turn in its session: far from what a database counts with
@@ -238,7 +239,8 @@ class _Arrival:
         batch = _batch(files.ENCODINGS, lines, files.RECORD_ROWS, rows)
         if not self._embedding:
             return batch
-        # The text of a segment's node are its records' sentences, which are at hand only here.
+        # What is embedded for a segment's node are its records' sentences, which are at hand only here. So it gets a
+        # vector again where the old one went with a forgotten record.
         frames = {event_frame(e.segment, e.records): e.records for e in encoded if e.records}
         label_rows, checks = self._rows(
             files.NODE_ROWS, len(frames), lambda _: [label_text(node, said) for node, said in frames.items()]

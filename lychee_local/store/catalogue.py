@@ -11,6 +11,7 @@ row of its first occurrence; a sentence that is said again in its session stays 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -21,6 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
+from lychee_local.errors import StoreDamaged, StoreError
 from lychee_local.store import codec, words
 from lychee_local.store import manifest as files
 from lychee_local.store.catchup import CatchUp
@@ -87,7 +89,6 @@ class Catalogue:
         self.private = private
         self._folder = folder
         self._fds: dict[str, int] = {}
-        self._sessions: dict[int, str] = {}
         self._turn = lru_cache(KEPT_VALUES)(self._decoded_turn)
         self._encoding = lru_cache(KEPT_VALUES)(self._decoded_encoding)
         target = ":memory:" if private else str(folder / files.CATALOGUE)
@@ -185,6 +186,13 @@ class Catalogue:
             self._encoding.cache_clear()
             raise
 
+    def hold(self) -> None:
+        """Keep every file open whose lines are asked for: what this catalogue covers can then be read to the end, also
+        when another process has written the memory anew and removed this folder."""
+        for name in (files.TURNS, files.DECISIONS, files.SEGMENTS, files.ENCODINGS):
+            with contextlib.suppress(FileNotFoundError):  # nothing was ever written into it
+                self._opened(name)
+
     # --- for a rewriting ---------------------------------------------------------------------------------------------
 
     def gone(self) -> dict[str, set[int]]:
@@ -208,12 +216,16 @@ class Catalogue:
     def _payload(self, name: str, num: int) -> bytes:
         start, size, seed = self._one("SELECT start, size, seed FROM line WHERE file = ? AND num = ?", name, num)
         path = self._folder / name
+        try:
+            fd = self._opened(name)
+        except OSError as error:
+            raise files.os_error(error, "read", path) from error
+        return payload_at(fd, path, start, size, seed, num)
+
+    def _opened(self, name: str) -> int:
         if name not in self._fds:
-            try:
-                self._fds[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise files.os_error(error, "read", path) from error
-        return payload_at(self._fds[name], path, start, size, seed, num)
+            self._fds[name] = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        return self._fds[name]
 
     def _value(self, kind: type[L], name: str, num: int) -> L:
         return codec.understood(kind, name, num, self._payload(name, num))
@@ -566,3 +578,16 @@ def _within(field: WordField, scope: Scope) -> tuple[str, list[object]]:
         values.append(scope.said.until.toordinal())
     name = "turn" if field == "turns" else "record"
     return f"SELECT num FROM {name} WHERE {' AND '.join(parts) or '1'}", values
+
+
+def catalogue_error(error: sqlite3.Error, folder: Path) -> StoreError:
+    """What SQLite says of the catalogue in `folder`, in our words."""
+    path = folder / files.CATALOGUE
+    if isinstance(error, sqlite3.OperationalError):
+        hint = "check that the folder may be written; what was stored before is intact"
+        if "full" in str(error) or "disk I/O" in str(error):
+            hint = "the disk is full: free some space and try again; what was stored before is intact"
+        return StoreError(f"cannot use {path}: {error}", hint=hint)
+    return StoreDamaged(
+        f"{path} is damaged: {error}", hint="nothing is lost, it is built again when the memory is opened for writing"
+    )

@@ -78,8 +78,8 @@ class CatchUp:
         for num, segment in self._new(folder, files.SEGMENTS, Segment):
             values = (num, segment.id, self._session(segment.session), segment.start, segment.end)
             self._run("INSERT INTO segment VALUES (?, ?, ?, ?, ?, NULL)", *values)
-        for num, node in self._new(folder, files.NODES, NodeLine, files.NODE_ROWS):
-            self._add_label(num, node)
+        for num, payload in self._lines(folder, files.NODES):
+            self._add_label(num, codec.understood(NodeLine, files.NODES, num, payload))
         self._add_encodings(folder)
         self._write_words()
         self._prune()
@@ -202,24 +202,11 @@ class CatchUp:
         self._run("DELETE FROM record WHERE num = ?", num)
 
     def _drop_label(self, num: int) -> None:
-        """A node without its label's vector is named as its first living record spells it."""
-        found = self._run("SELECT num, id FROM node WHERE vector = ?", num).fetchone()
-        if found is None:
-            return
-        node, identifier = found
-        self._bury(files.NODE_ROWS, num)
-        self._run("UPDATE node SET vector = NULL WHERE num = ?", node)
-        first = self._run(
-            "SELECT o.encoding, o.place FROM link l JOIN occurrence o ON o.num = l.record WHERE l.node = ? "
-            "ORDER BY l.record LIMIT 1",
-            node,
-        ).fetchone()
-        if first is None:
-            return
-        record = self._values.encoding(first[0]).records[first[1]]
-        spelled = next((n.label for n in nodes_of_record(record) if n.id == identifier), None)
-        if spelled is not None:
-            self._run("UPDATE node SET label = ? WHERE num = ?", spelled, node)
+        found = self._run("SELECT num FROM node WHERE vector = ?", num).fetchone()
+        if found is not None:
+            self._bury(files.NODE_ROWS, num)
+            self._run("UPDATE node SET vector = NULL WHERE num = ?", found[0])
+            self._unsure.add(found[0])
 
     def _settle_session(self, name: str) -> None:
         [num] = self._run("SELECT num FROM session WHERE name = ?", name).fetchone() or (None,)
@@ -261,16 +248,20 @@ class CatchUp:
         self._index_words("turns", num, turn.line)
 
     def _add_label(self, num: int, line: NodeLine) -> None:
-        """A node that is met again after it was forgotten takes the new label and its vector."""
-        identifier = node_id(line.kind, line.key)
-        found = self._run("SELECT num, vector FROM node WHERE id = ?", identifier).fetchone()
+        """A node that is met again after it was forgotten takes the new label and its vector; where that was forgotten
+        too, it has none."""
+        gone = self._is_gone(files.NODES, num)
+        if gone:
+            self._bury(files.NODE_ROWS, num)
+        found = self._run("SELECT num, vector FROM node WHERE id = ?", node_id(line.kind, line.key)).fetchone()
         if found is None:
-            node = self._insert_node(Node(line.kind, line.key, line.label, ()), num)
-        else:
-            node = found[0]
-            if found[1] is not None:
-                self._bury(files.NODE_ROWS, found[1])
-            self._run("UPDATE node SET vector = ?, label = ? WHERE num = ?", num, line.label, node)
+            if not gone:
+                self._unsure.add(self._insert_node(Node(line.kind, line.key, line.label, ()), num))
+            return
+        node, before = found
+        if before is not None:
+            self._bury(files.NODE_ROWS, before)
+        self._run("UPDATE node SET vector = ?, label = ? WHERE num = ?", None if gone else num, line.label, node)
         self._unsure.add(node)
 
     def _insert_node(self, node: Node, vector: int | None) -> int:
@@ -340,16 +331,25 @@ class CatchUp:
         return self._node_numbers[identifier]
 
     def _prune(self) -> None:
-        """Nodes that no record points to any more are no nodes."""
+        """Nodes that no record points to any more are no nodes; one without its label's vector is named as its first
+        living record spells it."""
         for num in sorted(self._unsure):
-            found = self._run(
-                "SELECT vector FROM node WHERE num = ? AND NOT EXISTS (SELECT 1 FROM link WHERE node = ?)", num, num
+            identifier, vector, when, first = self._run(
+                "SELECT id, vector, since, (SELECT min(record) FROM link WHERE node = num) FROM node WHERE num = ?", num
             ).fetchone()
-            if found is None:
-                continue
-            if found[0] is not None:
-                self._bury(files.NODE_ROWS, found[0])
-            self._run("DELETE FROM node WHERE num = ?", num)
+            if first is None:
+                if vector is not None:
+                    self._bury(files.NODE_ROWS, vector)
+                self._run("DELETE FROM node WHERE num = ?", num)
+            elif vector is None and when is None:
+                self._respell(num, identifier, first)
+
+    def _respell(self, num: int, identifier: str, row: int) -> None:
+        encoding, place = self._run("SELECT encoding, place FROM occurrence WHERE num = ?", row).fetchone()
+        record = self._values.encoding(encoding).records[place]
+        spelled = next((node.label for node in nodes_of_record(record) if node.id == identifier), None)
+        if spelled is not None:
+            self._run("UPDATE node SET label = ? WHERE num = ?", spelled, num)
 
 
 def _below(numbers: Iterable[int], extent: Extent) -> list[int]:

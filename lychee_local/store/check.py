@@ -23,6 +23,7 @@ from lychee_local.store.log import read_manifest
 from lychee_local.store.manifest import Extent, Manifest, user_folder
 from lychee_local.store.nodes import event_frame, nodes_of_record, normalise_key
 from lychee_local.store.salvage import RowSums, fits, pieces, whole_lines
+from lychee_local.store.snapshot import graph_path
 from lychee_local.types import Record, Segment, Turn, Usage, node_id
 
 L = TypeVar("L")
@@ -111,12 +112,18 @@ def _findings(folder: Path, manifest: Manifest, report: Report) -> Iterator[Find
             yield Finding(what, part="catalogue")
     for rows in GRAPHS:
         if problem := graph_problem(folder, manifest, rows):
-            graph = (epoch / rows).with_suffix(".hnsw")
-            yield Finding(f"{graph} {problem}: it can be built again from the rows", part="graph")
+            yield Finding(f"{graph_path(epoch / rows)} {problem}: it can be built again from the rows", part="graph")
     yield from _usage_findings(folder)
 
 
 # --- what the lines say ----------------------------------------------------------------------------------------------
+
+
+def label_fits(line: NodeLine) -> bool:
+    """Whether the label can be that of a node with this key, as far as the two alone tell."""
+    if line.kind in ("entity", "topic"):
+        return normalise_key(line.label) == line.key
+    return line.kind != "event_frame" or line.label == line.key
 
 
 class _Lines:
@@ -289,8 +296,7 @@ class _Lines:
 
     def _node(self, number: int, line: NodeLine) -> None:
         self._nodes.setdefault(node_id(line.kind, line.key), number)
-        made_from = normalise_key(line.label) if line.kind in ("entity", "topic") else line.key
-        if made_from != line.key or (line.kind == "event_frame" and line.label != line.key):
+        if not label_fits(line):
             where = f"{self._folder / files.NODES}, line {number + 1}"
             self._found.append(Finding(f"{where}: the label {line.label!r} is not that of {line.key!r}"))
 

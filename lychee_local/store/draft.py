@@ -6,12 +6,14 @@ may name it. What goes into it is for the caller to say.
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lychee_local.store.catalogue import Catalogue
+from lychee_local.store.catalogue import Catalogue, catalogue_error
 from lychee_local.store.disk import Disk
 from lychee_local.store.epoch import NO_LINES, Batch, EpochFiles
 from lychee_local.store.manifest import CATALOGUE, EmbedderIdentity, Manifest, Precision
@@ -42,6 +44,7 @@ class Draft:
 
         Raises:
             StoreDamaged: the lines contradict each other.
+            StoreError: the catalogue could not be written.
             OSError: the disk does not take it.
         """
         manifest = Manifest(
@@ -49,11 +52,11 @@ class Draft:
         )
         self._files.sync_all()
         self._files.close()
-        catalogue = Catalogue(self._folder)
         try:
-            catalogue.catch_up(manifest, on_progress=on_progress)
-        finally:
-            catalogue.close()
+            with contextlib.closing(Catalogue(self._folder)) as catalogue:
+                catalogue.catch_up(manifest, on_progress=on_progress)
+        except sqlite3.Error as error:
+            raise catalogue_error(error, self._folder) from error
         return manifest
 
     def __enter__(self) -> Self:

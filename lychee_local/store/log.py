@@ -8,6 +8,7 @@ the manifest does not name is what a killed rewriting left, and removed.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import zlib
@@ -81,7 +82,7 @@ class Log:
             self._check_identity(name, embedder)
             if not read_only:
                 self._clear_leftovers()
-            require_sizes(self.epoch, self.manifest.files)
+            self._require_files()
         except OSError as error:
             self.close()
             raise os_error(error, "open", self.path) from error
@@ -93,6 +94,16 @@ class Log:
     def epoch(self) -> Path:
         """The folder of the files that `manifest` speaks of."""
         return self.path / self.manifest.folder
+
+    def _require_files(self) -> None:
+        while True:
+            try:
+                return require_sizes(self.epoch, self.manifest.files)
+            except StoreDamaged:
+                manifest = self.poll() if self.read_only else None
+                if manifest is None or manifest.epoch == self.manifest.epoch:
+                    raise
+                self.adopt(manifest)  # a writer has put another epoch in the place of this one meanwhile
 
     def _require_empty(self) -> None:
         """A folder without a manifest is ours to fill only if it holds nothing but what a killed first start left."""
@@ -195,7 +206,8 @@ class Log:
         generation and epoch are set here. Everything in the new folder is durable before the manifest switches.
 
         Raises:
-            StoreError: as `commit`. Whatever `write` raises passes through; the memory is as before then.
+            StoreError: as `commit`; or the old files could not be removed, which the next writer does. Whatever `write`
+                raises passes through; the memory is as before then.
         """
         self.require_writable()
         old, number = self.epoch, self.manifest.epoch + 1
@@ -209,14 +221,21 @@ class Log:
         except BaseException as error:
             self._undo({})
             if self.manifest.epoch != number and not self._broken:
-                remove_folder(self.disk, new)
+                with contextlib.suppress(OSError):  # the next writer clears leftovers
+                    remove_folder(self.disk, new)
             if isinstance(error, OSError):
                 raise os_error(error, "write", self.path) from error
             raise
         if self._files is not None:
             self._files.close()
             self._files = None
-        remove_folder(self.disk, old)
+        try:
+            remove_folder(self.disk, old)
+        except OSError as error:
+            raise StoreError(
+                f"{self.path} was written anew, but its old files could not be removed: {error.strerror or error}",
+                hint="they hold what was forgotten: open the memory once more for writing, and they are removed",
+            ) from error
         return self.manifest
 
     def _publish(self, manifest: Manifest) -> None:

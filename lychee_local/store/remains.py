@@ -25,7 +25,7 @@ from lychee_local.errors import BadInput, StoreError
 from lychee_local.settings import SegmentSettings
 from lychee_local.store import codec
 from lychee_local.store import manifest as files
-from lychee_local.store.check import Report, loss
+from lychee_local.store.check import Report, label_fits, loss
 from lychee_local.store.codec import DecisionLine, EncodingLine, ForgottenLine, NodeLine, TurnLine
 from lychee_local.store.draft import LINES_AT_ONCE
 from lychee_local.store.epoch import Batch, read_rows, row_bytes
@@ -148,8 +148,11 @@ class Remains:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def _values(self, name: str, kind: type[L], *, count: bool = True) -> Iterator[tuple[int, L]]:
-        """The lines that are whole, each once; with `count` those that are not are lost."""
+    def _values(
+        self, name: str, kind: type[L], rows: RowSums | None = None, *, count: bool = True
+    ) -> Iterator[tuple[int, L]]:
+        """The lines that are whole, each once; with `count` those that are not are lost. Where no manifest says how
+        many there were, their `rows` do."""
         extent = None if self._origin.files is None else self._origin.files[name]
         whole, broken = 0, set[int]()
         for line in whole_lines(self._origin.folder / name, extent):
@@ -166,8 +169,8 @@ class Remains:
             self._read += 1
             yield line.number, value
         if count:
-            missing = len(broken) if extent is None else max(0, extent.count - whole)
-            self._missing[name] += missing
+            expected = len(rows or ()) if extent is None else extent.count
+            self._missing[name] += max(expected - whole, len(broken) if extent is None else 0)
             self._report(self._read, max(self._read, self._total))
 
     def _sums(self, name: str) -> RowSums:
@@ -230,7 +233,7 @@ class Remains:
 
     def _turns(self) -> Iterator[Batch]:
         sums = self._sums(files.TURN_ROWS)
-        values = self._values(files.TURNS, TurnLine)
+        values = self._values(files.TURNS, TurnLine, sums)
         while some := list(islice(values, LINES_AT_ONCE)):
             kept = [(number, line) for number, line in some if self._takes_turn(number, line)]
             found = [sums.find(line.row, number) for number, line in kept]
@@ -254,7 +257,7 @@ class Remains:
     def _decisions(self) -> Iterator[Batch]:
         """A decision whose vector is damaged is lost: the text that it was made of is not the store's to know."""
         sums = self._sums(files.DECISION_ROWS)
-        values = self._values(files.DECISIONS, DecisionLine)
+        values = self._values(files.DECISIONS, DecisionLine, sums)
         while some := list(islice(values, LINES_AT_ONCE)):
             found = [sums.find(line.row, number) for number, line in some]
             kept = [
@@ -342,19 +345,21 @@ class Remains:
         self, counted: Mapping[str, int], sums: RowSums, *, count: bool
     ) -> Iterator[tuple[EncodingLine, list[int | None]]]:
         """Each encoding that counts, without what was forgotten of it, and the rows of its records that are whole."""
-        place = 0
+        place = used = 0
         for number, line in self._values(files.ENCODINGS, EncodingLine, count=count):
             rows: list[tuple[Record, int | None, int]] = []
             for record, check in zip(line.records, line.rows, strict=True):
                 row = sums.find(check, place)
                 place = place if row is None else row  # behind a damaged line the count is wrong
                 rows.append((record, row, place))
-                place += 1
+                place, used = place + 1, used + 1
             if counted.get(line.segment) != number or line.segment not in self._segments:
                 continue
             kept = [(self._standing(r), row) for r, row, at in rows if not self._is_gone(files.RECORD_ROWS, at)]
             note = "" if self._is_gone("notes", number) else line.note
             yield EncodingLine(line.segment, note, tuple(r for r, _ in kept), ()), [row for _, row in kept]
+        if count and self._origin.files is None and used < len(sums):
+            self._missing[files.ENCODINGS] = max(1, self._missing[files.ENCODINGS])
 
     def _standing(self, record: Record) -> Record:
         """Without the turns that are lost."""
@@ -366,9 +371,10 @@ class Remains:
         where none is, what has no label now had none before."""
         sums = self._sums(files.NODE_ROWS)
         labels: dict[str, tuple[int, int | None]] = {}  # node -> its line and row; the later line counts
-        for number, line in self._values(files.NODES, NodeLine):
+        for number, line in self._values(files.NODES, NodeLine, sums):
             if not self._is_gone(files.NODES, number):
-                labels[node_id(line.kind, line.key)] = number, sums.find(line.row, number)
+                row = sums.find(line.row, number) if label_fits(line) else None
+                labels[node_id(line.kind, line.key)] = number, row
         damaged = self._missing[files.NODES] > 0 or any(row is None for _, row in labels.values())
         wanted: set[str] = set()
         bare: dict[str, tuple[Node, str]] = {}  # without a label, with the text to embed for it

@@ -27,6 +27,7 @@ from lychee_local.store.manifest import EmbedderIdentity, Manifest, Precision, e
 from lychee_local.store.migrate import upgrade
 from lychee_local.store.remains import Origin, Remains
 from lychee_local.store.salvage import RowSums, pieces, whole_lines
+from lychee_local.store.snapshot import graph_path, side_path
 from lychee_local.store.vectors import VectorIndex, Vectors
 
 PROBED = 64  # turns whose rows tell the precision of a memory that has lost its manifest
@@ -209,10 +210,10 @@ class _Repair:
         finally:
             catalogue.close()
         for rows in GRAPHS:
-            graph = (epoch / rows).with_suffix(".hnsw")
+            graph = graph_path(epoch / rows)
             if findings and not any(finding.what.startswith(f"{graph} ") for finding in findings):
                 continue
-            for path in (graph, graph.with_name(graph.name + ".side")):
+            for path in (graph, side_path(graph)):
                 self._disk.remove(path)
             index = VectorIndex(epoch / rows, manifest.embedder.dimension, precision=manifest.precision)
             try:

@@ -2,7 +2,7 @@
 
 The flat file is the store's; it is mapped and only read here, so opening costs the same at every size. What this module
 owns is derived from it: the graph, and the graph's snapshot beside the file. A snapshot that is missing, damaged or out
-of date costs time, never a result. This is the only place that touches hnswlib.
+of date costs time, never a result.
 
 Rows [0, G) are in the graph, rows [G, n) are the tail and are searched exactly. For each row that comes in `feed` moves
 two from the tail into the graph, oldest first, so that the tail gets short and no single commit pays for a whole build.
@@ -13,15 +13,13 @@ does not survive.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
-import struct
 import threading
 import time
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,11 +29,21 @@ import numpy.typing as npt
 
 from lychee_local.errors import BadInput, StoreDamaged, StoreError
 from lychee_local.store.disk import Disk, sync_folder
+from lychee_local.store.graph import BUILD_WIDTH, LINKS, SEED, Column, Graph, Labels, Numbers, new_native
+from lychee_local.store.graph import Mask as Mask
+from lychee_local.store.graph import Vectors as Vectors
+from lychee_local.store.snapshot import (
+    draft_of,
+    file_check,
+    graph_path,
+    overwrite_points,
+    read_snapshot,
+    sample_check,
+    side_path,
+    snapshot_rows,
+    stamp,
+)
 
-Vectors = npt.NDArray[np.float32]
-Mask = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.intp]
-Labels = npt.NDArray[np.int32]
 Precision = Literal["float32", "float16"]
 
 EXACT_BELOW = 20_000  # rows; the paper's own switch between exact and approximate search (docs/method.md 3.7)
@@ -44,9 +52,6 @@ UNIT_TOLERANCE = 1e-3
 # decides, so that equal vectors have equal cosines and a result does not depend on what else is in the batch.
 MARGIN = 4e-6
 BLOCK = 4_096  # rows scored at a time: few enough to be converted within the processor's cache
-# hnswlib's M, ef_construction, least ef, random_seed
-LINKS, BUILD_WIDTH, SEARCH_WIDTH, SEED = 16, 100, 128, 100
-EQUAL_WIDTH = 16  # ef of the search for an equal vector: one that it misses becomes a point of its own
 SPARE = 8  # points asked of the graph beyond k, among which float64 decides
 CHUNK = 64  # rows inserted between two moments at which a search can come in
 # Restoring reads every byte of the graph, which takes as long as some 13 exact searches. A process that asks one
@@ -54,12 +59,8 @@ CHUNK = 64  # rows inserted between two moments at which a search can come in
 # tail, or once the rows that came in behind it are this part of those covered.
 LOOKS_BEFORE_LOAD = 8
 ROWS_PER_LOAD = 128
-SAMPLE = 64  # rows whose bytes tie a snapshot to its flat file
 
 _KINDS: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
-# hnswlib's file: offset of the links, room, points, bytes a point, offset of its label, of its vector, top level, entry
-# point, links a point on upper levels and on the lowest, M, level factor, ef_construction; then the points.
-_HEADER = struct.Struct("<6QiI3QdQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,9 @@ class VectorIndex:
         self._lock = threading.RLock()
         self._saving = threading.Lock()  # one draft at a time, outside the lock that searches wait for
         self._rows: npt.NDArray[Any] = np.zeros((0, dimension), dtype=_KINDS[precision])
-        self._live = _Column(np.bool_)
+        self._live = Column(np.bool_)
         self._buried = 0
-        self._graph: _Graph | None = None
+        self._graph: Graph | None = None
         self._saved = 0  # rows covered by the snapshot on disk
         self._seen: tuple[int, ...] | None = None  # the snapshot looked at last
         self._fed = 0  # rows that came in behind a snapshot not restored yet, whose tail is long
@@ -156,7 +157,7 @@ class VectorIndex:
         """Let go of the file and the graph. Can be called twice."""
         with self._lock:
             self._rows = self._rows[:0].copy()
-            self._live = _Column(np.bool_)
+            self._live = Column(np.bool_)
             self._buried = 0
             self._graph = None
 
@@ -215,7 +216,7 @@ class VectorIndex:
             for row_scores, proposals in zip(scores, found, strict=True):
                 proposals.add(chosen, row_scores, k)
 
-    def _propose_graph(self, graph: _Graph, queries: Vectors, k: int, allowed: Mask, found: list[_Proposals]) -> None:
+    def _propose_graph(self, graph: Graph, queries: Vectors, k: int, allowed: Mask, found: list[_Proposals]) -> None:
         """Add the graph's best to `found`; where it cannot give enough of them, search its rows exactly."""
         points = graph.alive.values if allowed is self._live.values else graph.points(allowed)
         wanted = min(k + SPARE, int(np.count_nonzero(points)))
@@ -275,11 +276,11 @@ class VectorIndex:
         """Whether there is more to move up to row `stop`."""
         with self._lock:
             if self._graph is None:
-                native = _native(self._dimension)
+                native = new_native(self._dimension)
                 if native is None:
                     return False
                 native.init_index(max_elements=CHUNK, M=LINKS, ef_construction=BUILD_WIDTH, random_seed=SEED)
-                self._graph = _Graph(native)
+                self._graph = Graph(native)
             start = self._graph.covered
             end = min(start + CHUNK, stop, self.count)
             if end > start:
@@ -306,7 +307,7 @@ class VectorIndex:
         Raises:
             StoreError: it could not be written; nothing but time is lost.
         """
-        with self._saving, _draft(_graph_path(self._path)) as draft:
+        with self._saving, draft_of(graph_path(self._path)) as draft:
             with self._lock:
                 graph = self._graph
                 if graph is None or graph.covered == self._saved:
@@ -328,7 +329,7 @@ class VectorIndex:
         Raises:
             StoreError: it could not be written; nothing but time is lost.
         """
-        with self._saving, _draft(_graph_path(target)) as draft:
+        with self._saving, draft_of(graph_path(target)) as draft:
             with self._lock:
                 self.restore()
                 if self._graph is None:
@@ -342,22 +343,22 @@ class VectorIndex:
                 if 2 * np.count_nonzero(alive) < points:
                     return
                 self._graph.write(draft)
-            _overwrite_points(draft, self._dimension, alive)
+            overwrite_points(draft, self._dimension, alive)
             self._publish(draft, target, table, points, disk)
 
     def _publish(self, draft: Path, flat: Path, table: Labels, points: int, disk: Disk) -> tuple[int, ...] | None:
         """Put `draft` in place as the snapshot of `flat`, with its side file; the stamp of that."""
-        graph = _graph_path(flat)
+        graph = graph_path(flat)
         about = {
             "dimension": self._dimension,
-            "graph": _file_check(draft),
+            "graph": file_check(draft),
             "points": points,
             "precision": self._precision,
             "rows": len(table),
-            "sample": _sample_check(_mapped(flat, len(table), self._dimension, self._precision)),
+            "sample": sample_check(_mapped(flat, len(table), self._dimension, self._precision)),
         }
         body = json.dumps(about, sort_keys=True).encode() + b"\n" + table.astype("<i4").tobytes()
-        with _draft(_side(graph)) as side:
+        with draft_of(side_path(graph)) as side:
             fd = os.open(side, os.O_RDWR | os.O_CLOEXEC)
             try:
                 disk.write(fd, b"%08x %b" % (zlib.crc32(body), body), 0)
@@ -371,9 +372,9 @@ class VectorIndex:
                 os.close(fd)
             # Between these two lines the side file names another graph, which counts as no snapshot.
             disk.replace(draft, graph)
-            disk.replace(side, _side(graph))
+            disk.replace(side, side_path(graph))
             sync_folder(disk, graph.parent)
-            return _stamp(graph)
+            return stamp(graph)
 
     def restore(self) -> bool:
         """Take over the snapshot beside the file. False: there is none that is sound, new and of a prefix of the rows.
@@ -381,18 +382,18 @@ class VectorIndex:
         A search calls this by itself when it pays.
         """
         with self._lock:
-            path = _graph_path(self._path)
-            stamp = _stamp(path)
+            path = graph_path(self._path)
+            current = stamp(path)
             # One that covers rows not extended to yet is looked at again later.
             if not self.in_graph < self._restorable() <= self.count:
                 return False
-            self._seen = stamp
-            snapshot = _read_snapshot(path, self._dimension)
-            native = _native(self._dimension)
+            self._seen = current
+            snapshot = read_snapshot(path, self._dimension)
+            native = new_native(self._dimension)
             if snapshot is None or native is None or snapshot.precision != self._precision:
                 return False
             covered = len(snapshot.table)
-            if covered > self.count or snapshot.sample != _sample_check(self._rows[:covered]):
+            if covered > self.count or snapshot.sample != sample_check(self._rows[:covered]):
                 return False
             try:
                 native.load_index(str(path), max_elements=snapshot.points)
@@ -400,15 +401,15 @@ class VectorIndex:
                 return False
             if native.get_current_count() != snapshot.points:
                 return False
-            self._graph = _Graph(native)
+            self._graph = Graph(native)
             self._graph.adopt(snapshot.table, self._live.values)
             self._saved = covered
             return True
 
     def _restorable(self) -> int:
         """Rows covered by a snapshot that has not been looked at yet."""
-        path = _graph_path(self._path)
-        return 0 if _stamp(path) in (None, self._seen) else _snapshot_rows(path)
+        path = graph_path(self._path)
+        return 0 if stamp(path) in (None, self._seen) else snapshot_rows(path)
 
     def _load_if_worth_it(self) -> None:
         """Restore the snapshot, also one that another process has written since, once that costs less than to go on
@@ -459,246 +460,6 @@ def _as_float32(rows: npt.NDArray[Any]) -> Vectors:
     return floats
 
 
-class _Column:
-    """A one-dimensional array that grows at its end."""
-
-    def __init__(self, kind: npt.DTypeLike) -> None:
-        self._room: npt.NDArray[Any] = np.zeros(0, dtype=kind)
-        self.size = 0
-        self.values = self._room  # one view until the next change, so that it can be told from a filter
-
-    def append(self, values: npt.NDArray[Any]) -> None:
-        size = self.size + len(values)
-        if size > len(self._room):
-            grown = np.zeros(size + size // 4, dtype=self._room.dtype)
-            grown[: self.size] = self.values
-            self._room = grown
-        self._room[self.size : size] = values
-        self.size = size
-        self.values = self._room[:size]
-
-
-class _Graph:
-    """hnswlib's graph over distinct vectors, and which rows each of its points stands for.
-
-    Masses of equal vectors would link to each other and to nothing else, so a vector that the graph already holds
-    becomes another row of the same point.
-    """
-
-    def __init__(self, native: Any) -> None:
-        self._native = native
-        self.labels = _Column(np.int32)  # row -> point; -1 for a row that was buried when its turn came
-        self._first = _Column(np.intp)  # point -> its first row; -1 where none is left
-        self._more: dict[int, list[int]] = {}  # point -> its other rows, ascending
-        self.alive = _Column(np.bool_)  # point -> whether any of its rows is
-
-    @property
-    def covered(self) -> int:
-        return self.labels.size
-
-    @property
-    def size(self) -> int:
-        """Points, dead ones included."""
-        return self._first.size
-
-    def adopt(self, table: Labels, live: Mask) -> None:
-        """Take `table`, row -> point, as that of the points just loaded."""
-        self.labels.append(table)
-        rows = np.flatnonzero(table >= 0)
-        first = np.full(self._native.get_current_count(), -1, dtype=np.intp)
-        first[table[rows[::-1]]] = rows[::-1]  # of several rows the last assignment, that of the first row, stays
-        self._first.append(first)
-        for row in rows[first[table[rows]] != rows]:
-            self._more.setdefault(int(table[row]), []).append(int(row))
-        self.alive.append(self.points(live))
-
-    def insert(self, vectors: Vectors, live: Mask) -> None:
-        """Add the next rows."""
-        start = self.covered
-        labels = np.full(len(vectors), -1, dtype=np.int32)
-        chosen = np.flatnonzero(live)
-        labels[chosen] = self._equal(vectors[chosen])
-        fresh: dict[bytes, int] = {}
-        new: list[int] = []
-        for place in chosen[labels[chosen] < 0]:
-            key = vectors[place].tobytes()
-            if key not in fresh:
-                fresh[key] = self.size + len(new)
-                new.append(int(place))
-            labels[place] = fresh[key]
-        if new:
-            points = self.size + len(new)
-            if points > self._native.get_max_elements():
-                self._native.resize_index(points + max(1024, points // 8))
-            self._native.add_items(vectors[new], labels[new], num_threads=1)  # more threads: another graph each time
-            self._first.append(np.array(new) + start)
-            self.alive.append(np.ones(len(new), dtype=np.bool_))
-        for place in chosen[self._first.values[labels[chosen]] != chosen + start].tolist():
-            label = int(labels[place])
-            self.alive.values[label] = True
-            if self._first.values[label] < 0:  # a point carried without rows, which lies where a living one does
-                self._first.values[label] = place + start
-            else:
-                self._more.setdefault(label, []).append(place + start)
-        self.labels.append(labels)
-
-    def _equal(self, vectors: Vectors) -> Labels:
-        """The points that hold the same bytes; -1 for none."""
-        if not self.size or not len(vectors):
-            return np.full(len(vectors), -1, dtype=np.int32)
-        self._native.set_ef(EQUAL_WIDTH)
-        nearest = self._native.knn_query(vectors, k=1, num_threads=1)[0][:, 0].astype(np.int32)
-        held = np.asarray(self._native.get_items(nearest), dtype=np.float32)
-        same = (held.view(np.uint32) == vectors.view(np.uint32)).all(axis=1)
-        equal: Labels = np.where(same, nearest, np.int32(-1))
-        return equal
-
-    def bury(self, rows: Numbers, live: Mask) -> None:
-        labels = self.labels.values[rows[rows < self.covered]]
-        for label in np.unique(labels[labels >= 0]):
-            more = self._more.get(int(label), [])
-            self.alive.values[label] = live[self._first.values[label]] or bool(live[more].any())
-
-    def points(self, allowed: Mask) -> Mask:
-        """The points with an allowed row."""
-        points = np.zeros(self.size + 1, dtype=np.bool_)  # the last place takes the label -1
-        points[self.labels.values[allowed[: self.covered]]] = True
-        return points[:-1]
-
-    def nearest(self, query: Vectors, wanted: int, accept: Any) -> tuple[Labels, Vectors] | None:
-        """The labels and cosines of `wanted` points; None where hnswlib met fewer on its way."""
-        self._native.set_ef(max(SEARCH_WIDTH, 2 * wanted))
-        try:
-            labels, distances = self._native.knn_query(query, k=wanted, num_threads=1, filter=accept)
-        except RuntimeError:  # hnswlib's only sign of it
-            return None
-        return labels[0].astype(np.int32), 1.0 - distances[0]
-
-    def spread(self, labels: Labels, scores: Vectors, allowed: Mask, k: int) -> Iterator[tuple[Numbers, Vectors]]:
-        """The allowed rows of each point with its score, at most `k` of one."""
-        first = self._first.values[labels]
-        good = allowed[first]
-        yield first[good], scores[good]
-        for label, score in zip(labels.tolist(), scores, strict=True):
-            if label in self._more:
-                rows = np.array(self._more[label], dtype=np.intp)
-                rows = rows[allowed[rows]][:k]
-                yield rows, np.full(len(rows), score, dtype=np.float32)
-
-    def write(self, path: Path) -> None:
-        """Raises OSError where the file is not whole: the C++ stream reports nothing."""
-        self._native.save_index(str(path))
-        if path.stat().st_size != self._native.index_file_size():
-            raise OSError(f"{path} is shorter than the graph")
-
-
-def _native(dimension: int) -> Any:
-    """None where hnswlib cannot be imported: every result stays right and gets slower with size, which is better than a
-    large memory that cannot be opened."""
-    try:
-        import hnswlib
-    except ImportError:
-        return None
-    return hnswlib.Index(space="ip", dim=dimension)
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    precision: str
-    points: int
-    sample: int
-    table: Labels
-
-
-def snapshot_is_sound(path: Path, dimension: int) -> bool:
-    """Whether the snapshot beside the flat file `path` matches its own checksums."""
-    return _read_snapshot(_graph_path(path), dimension) is not None
-
-
-def _read_snapshot(graph: Path, dimension: int) -> _Snapshot | None:
-    """None where anything does not match. hnswlib crashes on a malformed file and loads one of another dimension
-    without a word, so both files are checked first."""
-    try:
-        data = _side(graph).read_bytes()
-        body = data[9:]
-        if data[:9] != b"%08x " % zlib.crc32(body):
-            return None
-        head, table = body.split(b"\n", 1)
-        about = json.loads(head)
-        if about["dimension"] != dimension or about["graph"] != _file_check(graph):
-            return None
-        labels = np.frombuffer(table, dtype="<i4").astype(np.int32)
-        snapshot = _Snapshot(about["precision"], about["points"], about["sample"], labels)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return snapshot if len(labels) == about["rows"] else None
-
-
-def _snapshot_rows(graph: Path) -> int:
-    """Rows that the snapshot says it covers, unchecked and without reading it; 0 where there is none."""
-    try:
-        with _side(graph).open("rb") as file:
-            return int(json.loads(file.readline(1000)[9:])["rows"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-
-
-def _stamp(graph: Path) -> tuple[int, ...] | None:
-    """Tells one snapshot from the next; None where there is none."""
-    try:
-        about = _side(graph).stat()
-    except OSError:
-        return None
-    return about.st_ino, about.st_mtime_ns, about.st_size
-
-
-def _overwrite_points(path: Path, dimension: int, alive: Mask) -> None:
-    """Put each dead point of hnswlib's file `path` at the mean of its living neighbours.
-
-    Raises:
-        StoreError: the file is not laid out as hnswlib 0.8 does.
-    """
-    with path.open("rb") as file:
-        head = _HEADER.unpack(file.read(_HEADER.size))
-    _, _, points, size, label_offset, vector_offset, _, _, _, links, *_ = head
-    fields = [("count", "<u4"), ("links", "<u4", links), ("vector", "<f4", dimension), ("label", "<u8")]
-    layout = np.dtype(fields)
-    offsets = [layout.fields[name][1] for name in ("vector", "label")] if layout.fields else []
-    known = (points, size, [vector_offset, label_offset]) == (len(alive), layout.itemsize, offsets)
-    data = np.memmap(path, dtype=layout, mode="r+", offset=_HEADER.size, shape=(len(alive),)) if known else None
-    if data is None or not np.array_equal(data["label"], np.arange(len(alive))):
-        raise StoreError(f"{path} is not laid out as expected", hint="install the hnswlib that setup installs")
-    placed = alive.copy()
-    waiting = np.flatnonzero(~alive)
-    while waiting.size:
-        done = [_place(data, waiting[start : start + CHUNK], placed) for start in range(0, len(waiting), CHUNK)]
-        reached = np.concatenate(done)
-        if not reached.size:  # no way leads from these to a living point
-            data["vector"][waiting] = data["vector"][np.flatnonzero(alive)[0]]
-            break
-        placed[reached] = True
-        waiting = np.setdiff1d(waiting, reached)
-    data.flush()
-
-
-def _place(data: npt.NDArray[Any], points: Numbers, placed: Mask) -> Numbers:
-    """Overwrite the vectors of those `points` that have a placed neighbour; these points."""
-    links = data["links"][points].astype(np.intp)
-    real = np.arange(links.shape[1]) < (data["count"][points] & 0xFFFF)[:, None]  # the upper half holds hnswlib's marks
-    near = np.zeros_like(real)
-    near[real] = placed[links[real]]
-    reached = near.any(axis=1)
-    for point, neighbours, good in zip(points[reached], links[reached], near[reached], strict=True):
-        vectors = data["vector"][neighbours[good]].astype(np.float64)
-        mean = vectors.mean(axis=0)
-        length = float(np.linalg.norm(mean))
-        data["vector"][point] = mean / length if length > UNIT_TOLERANCE else vectors[0]
-    return points[reached]
-
-
 def _mapped(path: Path, count: int, dimension: int, precision: str) -> npt.NDArray[Any]:
     """Rows [0, count) of a flat file, mapped for reading. Raises StoreDamaged where it does not have them."""
     kind = _KINDS[precision]
@@ -717,48 +478,3 @@ def _mapped(path: Path, count: int, dimension: int, precision: str) -> npt.NDArr
         )
     rows: npt.NDArray[Any] = np.frombuffer(data, dtype=kind).reshape(-1, dimension)
     return rows
-
-
-def _sample_check(rows: npt.NDArray[Any]) -> int:
-    """Ties a snapshot to its flat file by some rows, the last one included. Reading all would take as long as the graph
-    saves; in a file that differs elsewhere the graph proposes worse, and float64 still decides."""
-    if not len(rows):
-        return 0
-    chosen = np.unique(np.linspace(0, len(rows) - 1, SAMPLE).astype(np.intp))
-    return zlib.crc32(rows[chosen].tobytes())
-
-
-@contextlib.contextmanager
-def _draft(path: Path) -> Iterator[Path]:
-    """An empty draft of the file `path`, for this user only, removed on every way out that has not put it in place.
-
-    Raises:
-        StoreError: for an OSError or RuntimeError inside.
-    """
-    draft = path.with_name(path.name + ".tmp")
-    try:
-        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
-        yield draft
-    except (OSError, RuntimeError) as error:
-        raise StoreError(
-            f"the search graph {path} could not be saved: {error}",
-            hint="no memory is lost; search is slower until it is built again",
-        ) from error
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _graph_path(flat: Path) -> Path:
-    return flat.with_suffix(".hnsw")
-
-
-def _side(graph: Path) -> Path:
-    return graph.with_name(graph.name + ".side")
-
-
-def _file_check(path: Path) -> int:
-    check = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            check = zlib.crc32(block, check)
-    return check

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from lychee_local.store import manifest as files
 from lychee_local.store.catalogue import Catalogue
 from lychee_local.store.disk import Disk
+from lychee_local.store.epoch import DTYPES
 from lychee_local.store.manifest import Manifest
 from lychee_local.store.nodes import VECTOR_KINDS
 from lychee_local.store.vectors import Mask, RowHit, VectorIndex, Vectors
@@ -47,6 +49,7 @@ class View:
             field: VectorIndex(folder / name, self.dimension, precision=self.precision, exact_below=exact_below)
             for field, name in ROWS.items()
         }
+        self._decided = VectorIndex(folder / files.DECISION_ROWS, self.dimension, precision=self.precision)
         self.sync()
 
     def sync(self) -> bool:
@@ -56,6 +59,8 @@ class View:
             return False
         for field, name in ROWS.items():
             self.indexes[field].extend(covered[name].count)
+        self._decided.extend(covered[files.DECISION_ROWS].count)
+        self.catalogue.hold()
         self._dead, rows = self.catalogue.dead(self._dead)
         for field, name in ROWS.items():
             self.indexes[field].bury([row for file, row in rows if file == name])
@@ -75,7 +80,12 @@ class View:
     def counts(self) -> dict[Field, int]:
         return {field: index.count for field, index in self.indexes.items()}
 
+    def decision_rows(self, numbers: Sequence[int]) -> npt.NDArray[np.floating]:
+        """As they stand in their file, in its precision, unchecked."""
+        return self._decided.rows(numbers).astype(DTYPES[self.precision])
+
     def close(self) -> None:
+        self._decided.close()
         self.catalogue.close()
         for index in self.indexes.values():
             index.close()
