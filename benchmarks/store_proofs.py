@@ -132,6 +132,7 @@ class Promised:
 
     turns: Said = field(default_factory=dict)
     forgotten: Said = field(default_factory=dict)
+    unfinished: Said = field(default_factory=dict)  # forgotten by a child that was killed before it had compacted
     encoded: set[str] = field(default_factory=set)  # ids of segments
 
     def words(self) -> set[bytes]:
@@ -296,8 +297,12 @@ class Kills:
             self.acknowledged += len(what)
         elif operation == "encode":
             promised.encoded.add(what)
+        elif operation in ("compact", "reindex"):
+            promised.forgotten |= promised.unfinished
+            promised.unfinished = {}
         elif operation == "forget":
-            promised.forgotten |= what
+            promised.forgotten |= what | promised.unfinished
+            promised.unfinished = {}
             self.forgotten += len(what)
             promised.turns = {i: text for i, text in promised.turns.items() if i not in what}
             promised.encoded.clear()  # segments that lost a turn wait again
@@ -318,8 +323,12 @@ class Kills:
                 # "Kept" means that the operation took place.
                 took_place = bool(present) == (operation == "say")
                 self.kept[operation] += took_place
-                if took_place:
-                    self._promise(promised, operation, what)
+                if took_place and operation == "say":
+                    promised.turns |= what
+                elif took_place:
+                    promised.unfinished |= what
+                    promised.encoded.clear()
+                    promised.turns = {i: text for i, text in promised.turns.items() if i not in what}
             if held != promised.turns:
                 lost, extra = promised.turns.keys() - held.keys(), held.keys() - promised.turns.keys()
                 self.problems.append(f"{home}: lost {sorted(lost)[:3]}, not expected {sorted(extra)[:3]}")
@@ -371,12 +380,15 @@ def prove_kill(folder: Path, options: argparse.Namespace) -> dict[str, object]:
 TURNS_A_SESSION = 20
 
 
-def write_until(home: str, until: float, acknowledged: Any, results: Any) -> None:
+def write_for(seconds: float, home: str, ready: Any, acknowledged: Any, results: Any) -> None:
     """Commits turns and encodings, closes now and then, compacts every fifteen seconds."""
     spent: dict[str, list[float]] = {"commit": [], "compact": [], "reopen": []}
-    turns, problems, compacted = 0, [], time.time()
+    turns, problems = 0, []
     store = Store.open(Path(home), USER, embedder=EMBEDDERS[0], exact_below=EXACT_BELOW)
     try:
+        ready.wait(60)
+        compacted = time.time()
+        until = compacted + seconds
         while time.time() < until:
             session, index = f"S{turns // TURNS_A_SESSION}", turns % TURNS_A_SESSION
             said = [
@@ -410,10 +422,12 @@ def spend(spent: list[float], action: Callable[[], Any]) -> Any:
     return result
 
 
-def read_until(home: str, until: float, acknowledged: Any, results: Any, seed: int) -> None:
+def read_for(seconds: float, home: str, ready: Any, acknowledged: Any, results: Any, seed: int) -> None:
     pick, spent, problems, newest = random.Random(seed), [], [], 0
     try:
         with Store.open(Path(home), USER, embedder=EMBEDDERS[0], read_only=True, exact_below=EXACT_BELOW) as store:
+            ready.wait(60)
+            until = time.time() + seconds
             while time.time() < until:
                 promised, began = acknowledged.value, time.perf_counter()
                 with store.snapshot():
@@ -464,11 +478,9 @@ def prove_concurrency(folder: Path, options: argparse.Namespace) -> dict[str, ob
     context = processes()
     acknowledged, results = context.Value("q", 0), context.Queue()
     Store.open(folder, USER, embedder=EMBEDDERS[0]).close()
-    until = time.time() + options.seconds
-    children = [context.Process(target=write_until, args=(str(folder), until, acknowledged, results))]
-    children += [
-        context.Process(target=read_until, args=(str(folder), until, acknowledged, results, n)) for n in range(4)
-    ]
+    given = (options.seconds, str(folder), context.Barrier(5), acknowledged, results)
+    children = [context.Process(target=write_for, args=given)]
+    children += [context.Process(target=read_for, args=(*given, n)) for n in range(4)]
     for child in children:
         child.start()
     told = [results.get(timeout=options.seconds + 120) for _ in children]

@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Literal
 
@@ -60,7 +60,7 @@ SESSION, SEGMENT, SESSIONS_A_COMMIT, TOPICS = 40, 5, 13, 200
 BETWEEN_SESSIONS = timedelta(hours=3.5)  # a million turns then last ten years
 BEGINNING = datetime(2015, 1, 1, 8, tzinfo=UTC)
 NEVER = sys.maxsize  # as exact_below: no graph
-K, WARMING, ASKED, COLD, COMMITS = 20, 60, 300, 5, 300
+K, WARMING, ASKED = 20, 60, 300
 
 Searches = dict[str, Callable[[Store], object]]
 
@@ -186,9 +186,9 @@ def build(shape: Shape) -> dict[str, object]:
     sessions = -(-shape.turns // SESSION)
     with shape.open(exact_below=NEVER) as store:
         for done in range(0, sessions, SESSIONS_A_COMMIT):
-            count = min(SESSIONS_A_COMMIT, sessions - done)
-            store_sessions(store, source, count, encoded=shape.fields == "all")
-            print(f"\r{(done + count) * SESSION} turns", end="", file=sys.stderr)
+            some = min(SESSIONS_A_COMMIT, sessions - done)
+            store_sessions(store, source, some, encoded=shape.fields == "all")
+            print(f"\r{(done + some) * SESSION} turns", end="", file=sys.stderr)
         stats = store.stats()
     seconds = time.perf_counter() - began
     print(file=sys.stderr)
@@ -250,17 +250,17 @@ def read_warm(shape: Shape) -> dict[str, object]:
     }
 
 
-def write_single(shape: Shape) -> dict[str, object]:
+def write_single(shape: Shape, commits: int) -> dict[str, object]:
     """Single commits: of a writer just started, then of one whose graphs take in rows."""
     source, clock = Source(shape, first=10**6), Clock()
     append = appending(shape.home)
-    for _ in range(COMMITS):
+    for _ in range(commits):
         with clock("append and fsync of 4 kB"):
             append()
     with shape.open() as store:
-        exchanges_one_by_one(store, source, clock, "exchange")
+        exchanges_one_by_one(store, source, clock, commits, "exchange")
         if shape.fields == "all":
-            encodings_one_by_one(store, source, clock, "encoding")
+            encodings_one_by_one(store, source, clock, commits, "encoding")
     if with_graphs(shape):
         with shape.open(exact_below=NEVER) as store:
             for _ in range(-(-EXACT_BELOW // 2 // SESSION // SESSIONS_A_COMMIT)):
@@ -269,23 +269,23 @@ def write_single(shape: Shape) -> dict[str, object]:
             due = -(-shape.turns // ROWS_PER_LOAD // SESSION) + 1
             with clock(f"one commit of {due * SESSION} turns, loading the graphs"):
                 store_sessions(store, source, due, encoded=shape.fields == "all")
-            exchanges_one_by_one(store, source, clock, "exchange, graphs growing")
+            exchanges_one_by_one(store, source, clock, commits, "exchange, graphs growing")
             if shape.fields == "all":
-                encodings_one_by_one(store, source, clock, "encoding, graphs growing")
+                encodings_one_by_one(store, source, clock, commits, "encoding, graphs growing")
     return {"spent": clock.spent, "megabytes": peak_megabytes()}
 
 
-def exchanges_one_by_one(store: Store, source: Source, clock: Clock, name: str) -> None:
-    for turn in (turn for _ in range(-(-COMMITS // SESSION)) for turn in source.session()):
+def exchanges_one_by_one(store: Store, source: Source, clock: Clock, commits: int, name: str) -> None:
+    for turn in islice((turn for _ in count() for turn in source.session()), commits):
         rows = source.vectors(2)
         with clock(name), store.transaction() as tx:
             tx.add_turns([turn], rows[:1])
             tx.add_decisions([decision(turn)], rows[1:])
 
 
-def encodings_one_by_one(store: Store, source: Source, clock: Clock, name: str) -> None:
-    waiting = store_sessions(store, source, -(-COMMITS * SEGMENT // SESSION), encoded=False)
-    for segment, part in islice(segments(waiting), COMMITS):
+def encodings_one_by_one(store: Store, source: Source, clock: Clock, commits: int, name: str) -> None:
+    waiting = store_sessions(store, source, -(-commits * SEGMENT // SESSION), encoded=False)
+    for segment, part in islice(segments(waiting), commits):
         records = source.records(part, segment)
         rows = source.vectors(20 * SEGMENT)
         with clock(name):
@@ -396,18 +396,18 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     return {name: round(value, 2) for name, value in (parts | {"most": max(values)}).items()}
 
 
-def measure(shape: Shape, *, with_graph: bool) -> dict[str, object]:
+def measure(shape: Shape, *, with_graph: bool, cold: int, commits: int) -> dict[str, object]:
     built = alone(build, shape)
     graphs = alone(build_graphs, shape) if with_graph else {}
     sizes = {path.name: path.stat().st_size for path in shape.home.rglob("*") if path.is_file()}
     spent: dict[str, list[float]] = {}
     for name in searches(shape):
-        for _ in range(COLD):
-            cold = alone(read_cold, shape, name)["spent"]
-            assert isinstance(cold, dict)
-            for key, values in cold.items():
+        for _ in range(cold):
+            found = alone(read_cold, shape, name)["spent"]
+            assert isinstance(found, dict)
+            for key, values in found.items():
                 spent.setdefault(key, []).extend(values)
-    read, wrote = alone(read_warm, shape), alone(write_single, shape)
+    read, wrote = alone(read_warm, shape), alone(write_single, shape, commits)
     assert isinstance(read["spent"], dict)
     assert isinstance(wrote["spent"], dict)
     return {
@@ -577,7 +577,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{result['turns']} turns: {result['overhead_percent']} % over embedding alone")
         else:
             shape = Shape(options.turns, options.dimension, options.precision, options.fields, options.text, home)
-            result = measure(shape, with_graph=options.with_graph)
+            result = measure(shape, with_graph=options.with_graph, cold=options.cold, commits=options.commits)
             show(result)
     line = json.dumps(result | about())
     if options.append is not None:
@@ -595,6 +595,8 @@ def parser() -> argparse.ArgumentParser:
     grow.add_argument("--precision", choices=["float32", "float16"], default="float32")
     grow.add_argument("--fields", choices=["all", "turns"], default="all", help="turns: no records, no nodes")
     grow.add_argument("--with-graph", action="store_true", help="build the search graphs")
+    grow.add_argument("--cold", type=int, default=5, help="fresh processes for each kind of search")
+    grow.add_argument("--commits", type=int, default=300, help="single commits of each kind")
     real = commands.add_parser("ingest", help="what remembering costs over embedding alone")
     real.add_argument("--models", type=Path, default=cards.default_home(), help="where the models are")
     real.add_argument("--model", default="all-minilm-l6-v2")

@@ -11,15 +11,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import io
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from terminal import Lychee, Ran
 
-from lychee_local import cards, pull
+from lychee_local import cards, cli, pull
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -96,3 +99,30 @@ def no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     for name in ("connect", "connect_ex", "sendto"):
         monkeypatch.setattr(socket.socket, name, _guarded(getattr(socket.socket, name)))
     yield
+
+
+@pytest.fixture
+def lychee(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Lychee:
+    """Runs the command in this process, with a home of its own and without any model in it."""
+    monkeypatch.setenv("LYCHEE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("LYCHEE_PROFILE", "tiny")
+
+    def run(*arguments: str, stdin: bytes = b"") -> Ran:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        with pytest.raises(SystemExit) as left:
+            cli.main(arguments)
+        written = capsys.readouterr()
+        return Ran(int(left.value.code or 0), written.out, written.err)
+
+    return run
+
+
+@pytest.fixture
+def models(tmp_path: Path, smollm2_path: Path, minilm_path: Path) -> Path:
+    """The home of `lychee`, with the models of the profile tiny."""
+    folder = tmp_path / "home" / "models"
+    llm = folder / "smollm2-135m"
+    llm.mkdir(parents=True)
+    (llm / cards.card("smollm2-135m").files[0].path).symlink_to(smollm2_path)
+    (folder / "all-minilm-l6-v2").symlink_to(minilm_path)
+    return tmp_path / "home"

@@ -8,62 +8,23 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
+from terminal import Lychee
 
-from lychee_local import cards, cli, demo
+from lychee_local import cards, demo
 from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, Reply
 from lychee_local.memory import Memory
 
 ENGINES = {"torch", "llama_cpp", "outlines", "sentence_transformers", "FlagEmbedding", "transformers", "httpx"}
+VERBS = (
+    *("remember", "recall", "ask", "show", "stats", "flush", "consolidate"),
+    *("forget", "check", "reindex", "export", "import", "doctor", "demo"),
+)
 SAMPLE = str(resources.files("lychee_local") / "samples" / "everyday.jsonl")
-
-
-@dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Lychee = Callable[..., Ran]
-
-
-@pytest.fixture
-def lychee(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Lychee:
-    """Runs the command in this process, with a home of its own and without any model in it."""
-    monkeypatch.setenv("LYCHEE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("LYCHEE_PROFILE", "tiny")
-
-    def run(*arguments: str, stdin: bytes = b"") -> Ran:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        with pytest.raises(SystemExit) as left:
-            cli.main(arguments)
-        written = capsys.readouterr()
-        return Ran(int(left.value.code or 0), written.out, written.err)
-
-    return run
-
-
-@pytest.fixture
-def models(tmp_path: Path, smollm2_path: Path, minilm_path: Path) -> Path:
-    """The home of `lychee`, with the models of the profile tiny."""
-    folder = tmp_path / "home" / "models"
-    llm = folder / "smollm2-135m"
-    llm.mkdir(parents=True)
-    (llm / cards.card("smollm2-135m").files[0].path).symlink_to(smollm2_path)
-    (folder / "all-minilm-l6-v2").symlink_to(minilm_path)
-    return tmp_path / "home"
 
 
 # --- help and start --------------------------------------------------------------------------------------------------
@@ -74,13 +35,11 @@ def test_help_loads_no_engine_and_names_every_verb() -> None:
         f"import sys; from lychee_local import cli; assert not {ENGINES!r} & set(sys.modules), sys.modules; cli.main()"
     )
     done = subprocess.run([sys.executable, "-c", check, "--help"], capture_output=True, text=True, check=True)
-    for verb in ("remember", "recall", "ask", "show", "stats", "flush", "consolidate", "models", "doctor", "demo"):
+    for verb in (*VERBS, "models"):
         assert f" {verb} " in done.stdout
 
 
-@pytest.mark.parametrize(
-    "command", ["remember", "recall", "ask", "show", "stats", "flush", "consolidate", "demo", "doctor"]
-)
+@pytest.mark.parametrize("command", VERBS)
 def test_every_command_has_help_and_json(lychee: Lychee, command: str) -> None:
     done = lychee(command, "--help")
     assert done.code == 0

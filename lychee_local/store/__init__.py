@@ -19,7 +19,7 @@ from typing import Self
 
 import numpy as np
 
-from lychee_local.errors import BadInput, StoreError
+from lychee_local.errors import BadInput, StoreDamaged, StoreError
 from lychee_local.store import codec
 from lychee_local.store import manifest as files
 from lychee_local.store.archive import ArchiveAbout, inspect
@@ -27,7 +27,7 @@ from lychee_local.store.arrival import Embedding, load
 from lychee_local.store.catalogue import catalogue_error
 from lychee_local.store.check import Finding, check
 from lychee_local.store.departure import ArchiveReport, export
-from lychee_local.store.disk import Disk
+from lychee_local.store.disk import Disk, remove_folder
 from lychee_local.store.draft import Draft
 from lychee_local.store.epoch import Batch, damaged
 from lychee_local.store.forget import Report, Selection, victims
@@ -399,6 +399,8 @@ class Store:
         if not receipt.turns and not receipt.records:
             return receipt
         self.compact(on_progress=on_progress)
+        for kept in self.path.glob("damaged-*"):  # what a repair has put aside holds it too
+            remove_folder(self._log.disk, kept)
         left = self._log.manifest.files
         residues, elsewhere = traces.in_folder(self.path, self._log.epoch)
         return replace(
@@ -469,7 +471,7 @@ class Store:
             BadInput: `embed` gives something else.
             StoreDamaged, StoreError: as `compact`.
         """
-        with self._writing, Embedded(self.path, embedder, embed, self._log.disk) as embedded:
+        with self._writing, Embedded(self._log.epoch, embedder, embed, self._log.disk) as embedded:
 
             def write(folder: Path) -> Manifest:
                 view, old = self._now(), self._log.manifest
@@ -485,7 +487,6 @@ class Store:
 
             with self._another_epoch():
                 self._log.rewrite(write)
-            embedded.discard()
 
     def export(
         self, target: Path, *, vectors: bool = True, overwrite: bool = False, on_progress: Report | None = None
@@ -496,19 +497,26 @@ class Store:
             BadInput: `target` exists and `overwrite` is not set.
             StoreDamaged, StoreError: as `compact`; there is no `target` then, or the one there was.
         """
-        with self.snapshot(), self._reading() as view:
-            generation, covered = view.catalogue.covers()
-            manifest = replace(self._log.manifest, generation=generation, files=covered)
-            return export(
-                self.path,
-                manifest,
-                view.catalogue,
-                target,
-                vectors=vectors,
-                overwrite=overwrite,
-                disk=self._log.disk,
-                on_progress=on_progress,
-            )
+        while True:
+            with self.snapshot(), self._reading() as view:
+                generation, covered = view.catalogue.covers()
+                manifest = replace(self._log.manifest, generation=generation, files=covered)
+                try:
+                    return export(
+                        self.path,
+                        manifest,
+                        view.catalogue,
+                        target,
+                        vectors=vectors,
+                        overwrite=overwrite,
+                        disk=self._log.disk,
+                        on_progress=on_progress,
+                    )
+                except StoreDamaged:
+                    now = self._log.poll()
+                    if now is None or now.epoch == manifest.epoch:
+                        raise
+            # Another process has put a new epoch in the place of this one: the next snapshot is of that.
 
     def load(self, source: Path, *, embedding: Embedding | None = None, on_progress: Report | None = None) -> None:
         """Take an archive into this memory, which must have no turns yet. `embedding` makes vectors anew where those of

@@ -92,35 +92,35 @@ class Catalogue:
         self._turn = lru_cache(KEPT_VALUES)(self._decoded_turn)
         self._encoding = lru_cache(KEPT_VALUES)(self._decoded_encoding)
         target = ":memory:" if private else str(folder / files.CATALOGUE)
-        self._db = sqlite3.connect(target, isolation_level=None, check_same_thread=False, timeout=10.0)
+        self.db = sqlite3.connect(target, isolation_level=None, check_same_thread=False, timeout=10.0)
         try:
             self._prepare(private)
             self._inode = 0 if private else (folder / files.CATALOGUE).stat().st_ino
         except BaseException:
-            self._db.close()
+            self.db.close()
             raise
 
     def _prepare(self, private: bool) -> None:
         if not private:
-            self._db.execute("PRAGMA journal_mode = WAL")
+            self.db.execute("PRAGMA journal_mode = WAL")
         # A commit is made durable by the manifest; of the catalogue, the end may be lost and is caught up.
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute("PRAGMA cache_size = -16384")
+        self.db.execute("PRAGMA synchronous = NORMAL")
+        self.db.execute("PRAGMA cache_size = -16384")
         [version] = self._one("PRAGMA user_version")
         if version == SCHEMA:
             return
         if version:
             raise sqlite3.DatabaseError(f"the catalogue has version {version}, not {SCHEMA}")
-        self._db.execute("BEGIN IMMEDIATE")
+        self.db.execute("BEGIN IMMEDIATE")
         try:
             if self._one("PRAGMA user_version") == (0,):  # or another process has just made them
                 for statement in _TABLES.split(";"):
-                    self._db.execute(statement)
-                words.create(self._db)
-                self._db.execute(f"PRAGMA user_version = {SCHEMA}")
-            self._db.execute("COMMIT")
+                    self.db.execute(statement)
+                words.create(self.db)
+                self.db.execute(f"PRAGMA user_version = {SCHEMA}")
+            self.db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            self.db.execute("ROLLBACK")
             raise
 
     def replaced(self) -> bool:
@@ -133,23 +133,23 @@ class Catalogue:
             return True
 
     def close(self) -> None:
-        self._db.close()
+        self.db.close()
         for fd in self._fds.values():
             os.close(fd)
         self._fds = {}
 
     def begin(self) -> None:
         """From here to `end` every answer is as of one commit."""
-        self._db.execute("BEGIN")
+        self.db.execute("BEGIN")
 
     def end(self) -> None:
-        self._db.execute("COMMIT")
+        self.db.execute("COMMIT")
 
     # --- the one way in ----------------------------------------------------------------------------------------------
 
     def covers(self) -> tuple[int, Mapping[str, Extent]]:
         """The generation that this catalogue speaks of, and how much of each file; generation -1 when it is empty."""
-        found = self._db.execute("SELECT value FROM meta WHERE key = 'covers'").fetchone()
+        found = self.db.execute("SELECT value FROM meta WHERE key = 'covers'").fetchone()
         if found is None:
             return -1, NO_LINES
         content = json.loads(found[0])
@@ -170,18 +170,18 @@ class Catalogue:
             StoreDamaged: a line does not match its checksum, or does not follow what is covered.
             sqlite3.Error: the file cannot be written or is damaged.
         """
-        self._db.execute("BEGIN IMMEDIATE")
+        self.db.execute("BEGIN IMMEDIATE")
         try:
             _, covered = self.covers()
-            CatchUp(self._db, self, covered, manifest.files, on_progress).run(self._folder)
+            CatchUp(self.db, self, covered, manifest.files, on_progress).run(self._folder)
             content = {
                 "generation": manifest.generation,
                 "files": {n: (e.bytes, e.count, e.check) for n, e in manifest.files.items()},
             }
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('covers', ?)", (json.dumps(content),))
-            self._db.execute("COMMIT")
+            self.db.execute("INSERT OR REPLACE INTO meta VALUES ('covers', ?)", (json.dumps(content),))
+            self.db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            self.db.execute("ROLLBACK")
             self._turn.cache_clear()
             self._encoding.cache_clear()
             raise
@@ -199,13 +199,13 @@ class Catalogue:
         """The numbers of what was taken back: of lines by file, of single records as rows of records.rows, and of the
         encodings whose note alone went as "notes"."""
         found: dict[str, set[int]] = {}
-        for name, num in self._db.execute("SELECT file, num FROM gone"):
+        for name, num in self.db.execute("SELECT file, num FROM gone"):
             found.setdefault(name, set()).add(num)
         return found
 
     def dangling_following(self) -> list[tuple[str, int]]:
         """Each session whose next index does not follow from its last living turn, with that index, by name."""
-        found = self._db.execute(
+        found = self.db.execute(
             "SELECT name, following FROM session "
             "WHERE following > (SELECT max(place) + 1 FROM turn WHERE session = session.num) ORDER BY name"
         )
@@ -237,29 +237,29 @@ class Catalogue:
         return self._value(EncodingLine, files.ENCODINGS, num)
 
     def _one(self, sql: str, *values: object) -> tuple[int, ...]:
-        found: tuple[int, ...] = self._db.execute(sql, values).fetchone()
+        found: tuple[int, ...] = self.db.execute(sql, values).fetchone()
         return found
 
     def _all(self, sql: str, *values: object) -> list[int]:
-        return [row[0] for row in self._db.execute(sql, values)]
+        return [row[0] for row in self.db.execute(sql, values)]
 
     # --- sessions and turns ------------------------------------------------------------------------------------------
 
     def _session(self, name: str) -> int:
         """Its number; -1, which matches nothing, for an unknown session."""
-        found = self._db.execute("SELECT num FROM session WHERE name = ?", (name,)).fetchone()
+        found = self.db.execute("SELECT num FROM session WHERE name = ?", (name,)).fetchone()
         return -1 if found is None else int(found[0])
 
     def sessions(self) -> tuple[str, ...]:
-        return tuple(row[0] for row in self._db.execute("SELECT name FROM session ORDER BY first"))
+        return tuple(row[0] for row in self.db.execute("SELECT name FROM session ORDER BY first"))
 
     def following(self, session: str) -> int:
-        found = self._db.execute("SELECT following FROM session WHERE name = ?", (session,)).fetchone()
+        found = self.db.execute("SELECT following FROM session WHERE name = ?", (session,)).fetchone()
         return 0 if found is None else int(found[0])
 
     def speakers(self) -> tuple[str, ...]:
         # One step through the index for each speaker, not one for each turn.
-        found = self._db.execute(
+        found = self.db.execute(
             "WITH RECURSIVE s(x) AS (SELECT min(speaker) FROM turn UNION ALL "
             "SELECT (SELECT min(speaker) FROM turn WHERE speaker > x) FROM s WHERE x IS NOT NULL) "
             "SELECT x FROM s WHERE x IS NOT NULL"
@@ -319,7 +319,7 @@ class Catalogue:
         return self._encoding(num)
 
     def note(self, session: str) -> str:
-        found = self._db.execute(
+        found = self.db.execute(
             "SELECT num, noted FROM encoding WHERE session = ? ORDER BY num DESC LIMIT 1", (self._session(session),)
         ).fetchone()
         return self._encoding(found[0]).note if found is not None and found[1] else ""
@@ -343,7 +343,7 @@ class Catalogue:
         return said[-1] if said[-1].turns == turns else replace(said[-1], turns=turns)
 
     def _occurrences(self, num: int) -> list[tuple[int, Record]]:
-        found = self._db.execute(
+        found = self.db.execute(
             "SELECT o.num, o.encoding, o.place FROM occurrence o JOIN record r ON o.record = r.id WHERE r.num = ? "
             "ORDER BY o.num",
             (num,),
@@ -397,7 +397,7 @@ class Catalogue:
 
     def records_of_rows(self, rows: Sequence[int]) -> list[Record]:
         """What was said row by row, a sentence said twice being there twice."""
-        found = self._db.execute(
+        found = self.db.execute(
             "SELECT encoding, place FROM occurrence WHERE num IN (SELECT value FROM json_each(?)) ORDER BY num",
             (json.dumps(list(rows)),),
         ).fetchall()
@@ -412,7 +412,7 @@ class Catalogue:
 
     def frame_labels(self, rows: Sequence[int]) -> list[int]:
         """Label vectors of the event frames of the segments in whose encodings these rows are."""
-        found = self._db.execute(
+        found = self.db.execute(
             "SELECT DISTINCT s.id FROM occurrence o JOIN encoding e ON e.num = o.encoding "
             "JOIN segment s ON s.num = e.segment WHERE o.num IN (SELECT value FROM json_each(?))",
             (json.dumps(list(rows)),),
@@ -422,7 +422,7 @@ class Catalogue:
         return [vector for vector in vectors if vector is not None]
 
     def node_label(self, num: int) -> str:
-        found: tuple[str] = self._db.execute("SELECT label FROM node WHERE num = ?", (num,)).fetchone()
+        found: tuple[str] = self.db.execute("SELECT label FROM node WHERE num = ?", (num,)).fetchone()
         return found[0]
 
     def node_vector(self, num: int) -> int | None:
@@ -431,7 +431,7 @@ class Catalogue:
 
     def linked(self, num: int, *, without: Collection[int]) -> Iterator[Record]:
         """What a node's records say, row by row, leaving out the rows `without`."""
-        found = self._db.execute(
+        found = self.db.execute(
             "SELECT o.num, o.encoding, o.place FROM link l JOIN record r ON r.num = l.record "
             "JOIN occurrence o ON o.record = r.id WHERE l.node = ? ORDER BY o.num",
             (num,),
@@ -448,10 +448,10 @@ class Catalogue:
 
     def node(self, num: int, *, latest: int | None = None) -> Node:
         """With `latest` only that many of its records, the newest."""
-        kind, key, label, since, until = self._db.execute(
+        kind, key, label, since, until = self.db.execute(
             "SELECT kind, key, label, since, until FROM node WHERE num = ?", (num,)
         ).fetchone()
-        found = self._db.execute(
+        found = self.db.execute(
             "SELECT r.id FROM link l JOIN record r ON l.record = r.num WHERE l.node = ? ORDER BY l.record DESC LIMIT ?",
             (num, latest or -1),
         )
@@ -482,12 +482,12 @@ class Catalogue:
 
     def dead(self, since: int) -> tuple[int, list[tuple[str, int]]]:
         """Vector rows that were taken back after mark `since` (0: ever), by file and number, and the next mark."""
-        found = self._db.execute("SELECT seq, file, num FROM dead WHERE seq > ? ORDER BY seq", (since,)).fetchall()
+        found = self.db.execute("SELECT seq, file, num FROM dead WHERE seq > ? ORDER BY seq", (since,)).fetchall()
         return (found[-1][0] if found else since), [(name, num) for _, name, num in found]
 
     def turn_ids(self, numbers: Sequence[int]) -> dict[int, str]:
         """Row number to id, for those that are living."""
-        found = self._db.execute(
+        found = self.db.execute(
             "SELECT t.num, s.name, t.place FROM turn t JOIN session s ON t.session = s.num "
             "WHERE t.num IN (SELECT value FROM json_each(?))",
             (json.dumps(list(numbers)),),
@@ -495,14 +495,14 @@ class Catalogue:
         return {num: f"turn:{name}:{place}" for num, name, place in found}
 
     def record_ids(self, numbers: Sequence[int]) -> dict[int, str]:
-        found = self._db.execute(
+        found = self.db.execute(
             "SELECT num, record FROM occurrence WHERE num IN (SELECT value FROM json_each(?))",
             (json.dumps(list(numbers)),),
         )
         return dict(found.fetchall())
 
     def node_ids(self, numbers: Sequence[int]) -> dict[int, str]:
-        found = self._db.execute(
+        found = self.db.execute(
             "SELECT vector, id FROM node WHERE vector IN (SELECT value FROM json_each(?))", (json.dumps(list(numbers)),)
         )
         return dict(found.fetchall())
@@ -510,12 +510,12 @@ class Catalogue:
     def words(self, field: WordField, query: str, k: int, scope: Scope | None) -> list[tuple[str, float]]:
         """The best texts that share a term with `query`, by id, with their BM25."""
         within = None if scope is None else _within(field, scope)
-        found = words.search(self._db, field, query, k, within=within)
+        found = words.search(self.db, field, query, k, within=within)
         if field == "turns":
             ids = self.turn_ids([num for num, _ in found])
         else:
             ids = dict(
-                self._db.execute(
+                self.db.execute(
                     "SELECT num, id FROM record WHERE num IN (SELECT value FROM json_each(?))",
                     (json.dumps([num for num, _ in found]),),
                 ).fetchall()

@@ -148,14 +148,14 @@ def _difference(folder: Path, manifest: Manifest, covers: str, held: sqlite3.Con
 
 def _first_difference(held: sqlite3.Connection, expected: Catalogue) -> str:
     for table, sql in _CONTENT.items():
-        ours, theirs = held.execute(sql), expected._db.execute(sql)
+        ours, theirs = held.execute(sql), expected.db.execute(sql)
         while some := theirs.fetchmany(AT_ONCE):
             if ours.fetchmany(AT_ONCE) != some:
                 return f"differs from the lines in table {table}"
         if ours.fetchone() is not None:
             return f"differs from the lines in table {table}"
     for field in words.FIELDS:
-        for one, other in zip_longest(_terms(held, field), _terms(expected._db, field)):
+        for one, other in zip_longest(_terms(held, field), _terms(expected.db, field)):
             if not _same(one, other):
                 return f"differs from the lines in the words of {field}"
     return ""
@@ -167,7 +167,7 @@ _Term = tuple[str, int, npt.NDArray[np.void]]
 def _terms(db: sqlite3.Connection, field: words.Field) -> Iterator[_Term]:
     """Every term with the number of texts that hold it and its postings, however they lie in blocks."""
     for term, number, texts in db.execute(f"SELECT term, number, texts FROM words_{field} ORDER BY term"):
-        yield term, texts, words._read(db, field, number)
+        yield term, texts, words.read_postings(db, field, number)
 
 
 def _same(one: _Term | None, other: _Term | None) -> bool:

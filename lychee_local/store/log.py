@@ -9,6 +9,7 @@ the manifest does not name is what a killed rewriting left, and removed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import zlib
@@ -35,6 +36,8 @@ from lychee_local.store.manifest import (
     user_name,
 )
 from lychee_local.store.migrate import upgrade
+
+REMOVALS = 5  # of a folder in which others may still create files
 
 
 class Log:
@@ -210,7 +213,7 @@ class Log:
                 raises passes through; the memory is as before then.
         """
         self.require_writable()
-        old, number = self.epoch, self.manifest.epoch + 1
+        number = self.manifest.epoch + 1
         new = self.path / epoch_folder(number)
         try:
             remove_folder(self.disk, new)
@@ -230,7 +233,7 @@ class Log:
             self._files.close()
             self._files = None
         try:
-            remove_folder(self.disk, old)
+            self._clear_other_epochs()
         except OSError as error:
             raise StoreError(
                 f"{self.path} was written anew, but its old files could not be removed: {error.strerror or error}",
@@ -255,12 +258,29 @@ class Log:
             self._broken = f"{self.path} could not be brought back to its last commit: {error}"
 
     def _clear_leftovers(self) -> None:
-        """Remove what a killed writer left: bytes beyond the committed ones, other epochs, a draft of the manifest."""
+        """Remove what a killed writer left: bytes beyond the committed ones, other epochs, drafts."""
         self._open_files().cut(self.manifest.files)
-        for path in self.path.iterdir():
-            if path.is_dir() and path != self.epoch and path.name.startswith("epoch-"):
-                remove_folder(self.disk, path)
-        (self.path / (MANIFEST + ".tmp")).unlink(missing_ok=True)
+        self._clear_other_epochs()
+        for draft in (self.path / (MANIFEST + ".tmp"), *self.epoch.glob("*.tmp")):
+            draft.unlink(missing_ok=True)
+
+    def _clear_other_epochs(self) -> None:
+        """Their folders, and what lies beside one under its name."""
+        for path in sorted(self.path.glob("epoch-*")):
+            if not path.is_dir() and not path.name.startswith(self.manifest.folder):
+                self.disk.remove(path)
+            elif path.is_dir() and path != self.epoch:
+                self._remove_epoch(path)
+
+    def _remove_epoch(self, folder: Path) -> None:
+        """A reader that opens the catalogue in the same moment may put its files there: they go too."""
+        for left in reversed(range(REMOVALS)):
+            try:
+                remove_folder(self.disk, folder)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT) or not left:
+                    raise
 
     def _open_files(self) -> EpochFiles:
         if self._files is None:

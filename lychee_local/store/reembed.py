@@ -1,7 +1,8 @@
 """Another embedder for a whole memory: every line again, each with a new vector.
 
 Owns which text stands behind each vector, and the file of vectors made so far, so that an interrupted run goes on where
-it stopped. That file says nothing of the texts but a hash each, lies in the user's folder and goes with the switch.
+it stopped. That file says nothing of the texts but a hash each. It bears the name of the epoch that it is made from,
+lies beside it and goes with it: with the switch, or with any other rewriting.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ from lychee_local.types import Exchange, Node, Turn
 Embed = Callable[[Sequence[str]], Vectors]
 ExchangeText = Callable[[Exchange, Sequence[Turn]], str]
 
-MADE = "reindex.tmp"
+MADE = ".vectors"  # behind the name of the epoch that they are made from
 _HASH = 16
 
 
 class Embedded:
     """Vectors of texts under a new embedder, kept on disk until the switch."""
 
-    def __init__(self, folder: Path, embedder: EmbedderIdentity, embed: Embed, disk: Disk) -> None:
-        self._path = folder / MADE
+    def __init__(self, epoch: Path, embedder: EmbedderIdentity, embed: Embed, disk: Disk) -> None:
+        """`epoch` is the folder of what is embedded anew."""
+        self._path = epoch.with_name(epoch.name + MADE)
         self._embedder = embedder
         self._embed = embed
         self._disk = disk
@@ -68,9 +70,6 @@ class Embedded:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._fd)
-
-    def discard(self) -> None:
-        self._disk.remove(self._path)
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
         """Raises BadInput where `embed` gives anything but unit vectors, one a text."""

@@ -119,7 +119,7 @@ def search(
     with _snapshot(db):
         texts, length, end = _totals(db, field)
         held = sorted((held, number) for _, number, held in _looked_up(db, field, wanted))
-        gains = [_gains(_read(db, field, number), texts, n, length) for n, number in held]
+        gains = [_gains(read_postings(db, field, number), texts, n, length) for n, number in held]
         if within is None:
             return _best(gains, k, end)
         return _best_within(db, gains, k, end, *within)
@@ -220,7 +220,7 @@ def _keys(number: int) -> tuple[int, int]:
     return number << _BLOCKS, ((number + 1) << _BLOCKS) - 1
 
 
-def _read(db: sqlite3.Connection, field: Field, number: int) -> Postings:
+def read_postings(db: sqlite3.Connection, field: Field, number: int) -> Postings:
     blocks = f"SELECT block FROM words_{field}_postings WHERE key BETWEEN ? AND ? ORDER BY key"
     return np.frombuffer(b"".join(block for (block,) in db.execute(blocks, _keys(number))), dtype=_POSTING)
 

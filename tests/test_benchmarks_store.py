@@ -1,0 +1,79 @@
+"""The store's benchmarks run as their docstrings say, on the smallest memories that still take every step."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(folder: Path, *arguments: str) -> dict[str, Any]:
+    """The JSON line at the end of what a benchmark prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments, "--folder", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(result, dict)
+    return result
+
+
+def test_kill(tmp_path: Path) -> None:
+    result = run(tmp_path, "benchmarks.store_proofs", "kill", "--times", "6", "--kills-per-folder", "3")
+    assert result["problems"] == []
+    assert sum(result["killed_in"].values()) == 6
+    assert result["turns_acknowledged"] > 0
+
+
+def test_concurrency(tmp_path: Path) -> None:
+    result = run(tmp_path, "benchmarks.store_proofs", "concurrency", "--seconds", "1")
+    assert result["problems"] == []
+    assert result["turns"] > 0
+    assert result["milliseconds"]["read"]["count"] > 0
+
+
+def test_forgetting(tmp_path: Path) -> None:
+    result = run(tmp_path, "benchmarks.store_proofs", "forgetting", "--strings", "12")
+    assert result["problems"] == []
+    steps = result["steps"]
+    assert [steps[name]["strings"] for name in ("session", "turns", "records", "speaker", "before", "matching")] == (
+        [2, 2, 2, 2, 2, 2]
+    )
+    assert steps["planted"]["left"] == 12  # the search of the bytes found them all
+    assert steps["rebuilt"]["strings_found"] == steps["rebuilt"]["vectors_found"] == steps["rebuilt"]["left"] == 0
+
+
+def conversation(path: Path) -> Path:
+    """A file of LoCoMo's form with a few turns and one question."""
+    turns = [{"speaker": "Ana", "dia_id": f"D1:{i}", "text": f"sentence {i} about tea"} for i in range(9)]
+    item = {"conversation": {"session_1": turns}, "qa": [{"question": "What is said about tea?"}]}
+    path.write_text(json.dumps([item]))
+    return path
+
+
+def test_scale_and_its_plot(tmp_path: Path) -> None:
+    text, results = conversation(tmp_path / "text.json"), tmp_path / "results.jsonl"
+    arguments = ["--turns", "80", "--dimension", "8", "--cold", "0", "--commits", "3", "--text", str(text)]
+    result = run(tmp_path, "benchmarks.store_scale", "measure", *arguments, "--append", str(results))
+    assert (result["turns"], result["graph_points"]) == (80, None)
+    assert result["bytes_per_turn"]["turns.rows"] == 4 * 8
+    times = result["milliseconds"]
+    assert times["exchange"]["p50"] <= times["exchange"]["p99"] <= times["exchange"]["most"]
+    assert times["turns by vector and words"]["p50"] > 0
+    assert json.loads(results.read_text()) == result
+    pytest.importorskip("matplotlib", reason="the group `bench` is not installed")
+    plot = tmp_path / "plot.png"
+    command = [sys.executable, "-m", "benchmarks.store_scale", "plot", str(results), "--out", str(plot)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
+    assert plot.read_bytes().startswith(b"\x89PNG")
