@@ -117,6 +117,7 @@ def reindex(
     embedder: Annotated[
         str, typer.Option("--embedder", help="An embedder of `models list`.", show_default="the profile's")
     ] = "auto",
+    half: Annotated[bool, typer.Option("--half", help="Keep vectors in half precision: half the disk.")] = False,
     user: User = "default",
     home: Home = None,
     profile: Profile = "laptop",
@@ -128,7 +129,14 @@ def reindex(
     from lychee_local.memory import Memory
 
     with _stoppable("embedding anew", "the memory is as it was; give the same command again to go on") as steps:
-        upkeep.reindex(user, home=home, profile=profile, embedder=embedder, on_progress=steps)
+        upkeep.reindex(
+            user,
+            home=home,
+            profile=profile,
+            embedder=embedder,
+            precision="float16" if half else None,
+            on_progress=steps,
+        )
     with Memory.open(user, home=home, profile=profile, llm=None, embedder=embedder, read_only=True) as memory:
         held = memory.stats()
     if as_json:

@@ -350,9 +350,9 @@ class _Finisher:
         if any(len(words & kept) >= _SAME_WORDS * len(words | kept) for kept in self._kept):
             return None
         self._kept.append(words)
-        return self._build(draft, text, [lines[i].turn for i in sorted(evidence)], line)
+        return self._build(draft, text, [lines[i].turn for i in sorted(evidence)], line, source)
 
-    def _build(self, draft: _Draft, text: str, turns: Sequence[Turn], line: _Line) -> Record:
+    def _build(self, draft: _Draft, text: str, turns: Sequence[Turn], line: _Line, source: str) -> Record:
         entities = draft.entities or rules.entities_in(text, self._speakers)[: rules.MAX_ENTITIES]
         given = draft.temporal
         asked = Temporal(
@@ -371,6 +371,7 @@ class _Finisher:
             role="both" if {"user", "assistant"} <= roles else "assistant" if "assistant" in roles else "user",
             speaker=line.turn.speaker,
             said=line.turn.at,
+            chars=rules.place_of(source, line.turn.text) if len(turns) == 1 else None,
         )
 
     def _evidence(self, words: set[str], named: tuple[int, ...], lines: Sequence[_Line]) -> tuple[int, ...]:

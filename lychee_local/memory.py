@@ -30,6 +30,7 @@ from lychee_local.settings import Settings
 from lychee_local.store import (
     ArchiveReport,
     Embedding,
+    Precision,
     Selection,
     Store,
     inspect,
@@ -89,6 +90,7 @@ class Memory:
         embedder: Embedder | str = "auto",
         reranker: Reranker | str | None = "auto",
         settings: Settings | None = None,
+        precision: Precision = "float32",
         read_only: bool = False,
         wait_seconds: float = 0.0,
     ) -> Self:
@@ -96,8 +98,9 @@ class Memory:
 
         Models come from `profile`, are looked for below `models_home` (default: `home`) and loaded when first needed;
         to replace one, pass the name of its card or an adapter of your own. With
-        `llm=None` turns are encoded by rules and `recall` works, `ask` raises. A read-only memory needs no lock and
-        sees what another process commits.
+        `llm=None` turns are encoded by rules and `recall` works, `ask` raises. A memory that is created keeps its
+        vectors in `precision`; float16 takes half the disk. A read-only memory needs no lock and sees what another
+        process commits.
 
         Raises:
             BadInput: an unusable user name or an unknown profile.
@@ -109,7 +112,9 @@ class Memory:
         require_folder(home)
         engines = Engines(profile, home=Path(models_home or home), llm=llm, embedder=embedder, reranker=reranker)
         identity = engines.embedder_identity()
-        store = Store.open(home, user, embedder=identity, read_only=read_only, wait_seconds=wait_seconds)
+        store = Store.open(
+            home, user, embedder=identity, read_only=read_only, precision=precision, wait_seconds=wait_seconds
+        )
         return cls(store, engines, settings or Settings())
 
     # --- writing -----------------------------------------------------------------------------------------------------

@@ -285,7 +285,7 @@ def encode_by_rules(segment: Segment, turns: Sequence[Turn], *, text: str | None
     known = unique([turn.speaker for turn in turns if turn.speaker])
     records: dict[str, Record] = {}
     for turn in turns:
-        for sentence in _worth_keeping(turn, slice_of(turn, segment) if text is None else text):
+        for source, sentence in _worth_keeping(turn, slice_of(turn, segment) if text is None else text):
             dated = dates.annotate(sentence, _day(turn))
             entities = entities_in(dated, known)[:MAX_ENTITIES]
             record = Record(
@@ -301,20 +301,29 @@ def encode_by_rules(segment: Segment, turns: Sequence[Turn], *, text: str | None
                 speaker=turn.speaker,
                 said=turn.at,
                 origin="rules",
+                chars=place_of(source, turn.text),
             )
             records.setdefault(record.id, record)
     return tuple(records.values())
 
 
-def _worth_keeping(turn: Turn, text: str) -> Iterator[str]:
+def place_of(sentence: str, text: str) -> tuple[int, int] | None:
+    """The slice [from, to) of `text` in which a sentence of it stands, whatever its white space; None where it does not
+    stand in one piece."""
+    found = re.search(r"\s+".join(map(re.escape, sentence.split())), text) if sentence.strip() else None
+    return None if found is None else found.span()
+
+
+def _worth_keeping(turn: Turn, text: str) -> Iterator[tuple[str, str]]:
+    """Sentences as they stand in the turn, and as a record says them."""
     if turn.role in ("system", "tool"):
         return  # what a program wrote is searchable as a turn, but nobody said it
     name = who(turn)
     for sentence in sentences(text.removeprefix(f"{turn.name}: ")):
         if image := _IMAGE.fullmatch(sentence):
-            yield f"{name} shared an image: {image[1]}"
+            yield sentence, f"{name} shared an image: {image[1]}"
         elif substantive(sentence) and (turn.role == "user" or len(set(terms(sentence))) >= _ASSISTANT_TERMS):
-            yield by_name(sentence, name)
+            yield sentence, by_name(sentence, name)
 
 
 def _day(turn: Turn) -> date | None:

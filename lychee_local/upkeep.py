@@ -15,7 +15,7 @@ from lychee_local.cards import default_home
 from lychee_local.engines import Engines
 from lychee_local.errors import StoreError
 from lychee_local.segment import stored_text
-from lychee_local.store import Finding, RepairReport, Store, require_folder, user_folder
+from lychee_local.store import Finding, Precision, RepairReport, Store, require_folder, user_folder
 
 StepCallback = Callable[[int, int], None]
 
@@ -68,10 +68,12 @@ def reindex(
     models_home: Path | str | None = None,
     profile: str = "laptop",
     embedder: Embedder | str = "auto",
+    precision: Precision | None = None,
     on_progress: StepCallback | None = None,
 ) -> None:
     """Embed a whole memory anew with another embedder, and switch to it at once. Until then, and whenever this is
-    interrupted, the memory is as it was; what was embedded already is not embedded again.
+    interrupted, the memory is as it was; what was embedded already is not embedded again. `precision` changes that of
+    the stored vectors.
 
     Raises:
         ModelMissing: the embedder is not on this machine.
@@ -85,6 +87,7 @@ def reindex(
             identity,
             lambda texts: engines.embedder().embed(texts),
             exchange_text=stored_text,
+            precision=precision,
             on_progress=on_progress,
         )
 

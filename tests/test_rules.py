@@ -147,3 +147,11 @@ def test_a_megabyte_is_read_in_seconds() -> None:
     started = time.process_time()
     records("I joined a choir in Leeds. " * 4_000 + "```" * 30_000 + "|" * 100_000 + "\n" * 100_000 + "I " * 50_000)
     assert time.process_time() - started < 20.0
+
+
+def test_a_record_knows_the_characters_it_rests_on() -> None:
+    text = "Well.  I moved to   Lisbon last week! The new flat has a sunny balcony."
+    turn = Turn("S", 0, text, speaker="Ana", at=datetime(2024, 5, 13))
+    records = encode_by_rules(Segment("S", 0, 0, "session_flush", 20, 1, 1.0), [turn])
+    said = [text[slice(*r.chars)] for r in records if r.chars]
+    assert said == ["I moved to   Lisbon last week!", "The new flat has a sunny balcony."]

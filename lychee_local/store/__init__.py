@@ -471,22 +471,20 @@ class Store:
             BadInput: `embed` gives something else.
             StoreDamaged, StoreError: as `compact`.
         """
-        with self._writing, Embedded(self._log.epoch, embedder, embed, self._log.disk) as embedded:
 
-            def write(folder: Path) -> Manifest:
-                view, old = self._now(), self._log.manifest
-                with Draft(
-                    folder, old.user, embedder, precision=precision or old.precision, disk=self._log.disk
-                ) as draft:
-                    again = embedded.anew(
-                        view.catalogue, old, view.folder, precision or old.precision, exchange_text, on_progress
-                    )
-                    for batch in again:
-                        draft.add(batch)
-                    return draft.finish()
+        def write(folder: Path) -> Manifest:
+            view, old = self._now(), self._log.manifest
+            kept = precision or old.precision
+            with (
+                Embedded(self._log.epoch, embedder, embed, self._log.disk) as embedded,
+                Draft(folder, old.user, embedder, precision=kept, disk=self._log.disk) as draft,
+            ):
+                for batch in embedded.anew(view.catalogue, old, view.folder, kept, exchange_text, on_progress):
+                    draft.add(batch)
+                return draft.finish()
 
-            with self._another_epoch():
-                self._log.rewrite(write)
+        with self._another_epoch():
+            self._log.rewrite(write)
 
     def export(
         self, target: Path, *, vectors: bool = True, overwrite: bool = False, on_progress: Report | None = None

@@ -52,8 +52,20 @@ class Embedded:
         self._size = _HASH + 4 * embedder.dimension + 4
 
     def __enter__(self) -> Self:
-        """Takes up what an interrupted run with the same embedder has made."""
+        """Takes up what an interrupted run with the same embedder has made.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._take_up()
+        except BaseException:
+            os.close(self._fd)
+            raise
+        return self
+
+    def _take_up(self) -> None:
         head = hashlib.sha256(f"{self._embedder.name}\0{self._embedder.digest}".encode()).digest()
         if os.pread(self._fd, len(head), 0) != head:
             self._disk.truncate(self._fd, 0)
@@ -64,7 +76,6 @@ class Embedded:
                 break  # the process was killed while it wrote this one
             self._made[entry[:_HASH]] = self._end
             self._end += self._size
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
