@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count, islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -525,44 +525,54 @@ def show(result: dict[str, object]) -> None:
 
 
 PLOTTED = {
-    "milliseconds, p50": {
-        "open": ("open", "open, cold"),
-        "search": ("turns by vector", "turns by words", "turns by vector and words", "nodes of 7 days"),
-        "commit": ("exchange", "encoding", "exchange, graphs growing", "encoding, graphs growing"),
-    },
+    "open": ("open", "open, cold"),
+    "search": ("turns by vector", "turns by words", "turns by vector and words", "nodes of 7 days"),
+    "commit": ("exchange", "encoding", "exchange, graphs growing", "encoding, graphs growing"),
 }
 
 
 def plot(results: Path, out: Path) -> None:
-    """How each measure grows with the turns, on logarithmic axes; the latest line for each number of turns counts."""
+    """How each measure grows with the turns, on logarithmic axes. Of several lines for one size the last counts; a
+    memory without records is drawn with crosses. Times are the processor's: they do not depend on what else ran."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    runs = sorted({(r["turns"], r["fields"]): r for r in lines}.values(), key=lambda r: int(r["turns"]))
+    latest = {(r["turns"], r["fields"]): r for r in lines}
     figure, axes = pyplot.subplots(2, 2, figsize=(10, 7.5), layout="constrained")
-    panels = dict(zip(("open", "search", "commit", "size"), axes.flat, strict=True))
-    for panel, names in PLOTTED["milliseconds, p50"].items():
-        for name in names:
-            points = [(r["turns"], r["milliseconds"][name]) for r in runs if name in r["milliseconds"]]
-            middle = [values.get("p50", values["most"]) for _, values in points]
-            panels[panel].plot([x for x, _ in points], middle, marker="o", label=name)
-        panels[panel].set(title=f"{panel}, median", ylabel="milliseconds")
-    for name in ("reading", "reading, without mapped files", "writing"):
-        panels["size"].plot(
-            [r["turns"] for r in runs], [r["megabytes"][name] for r in runs], marker="o", label=f"memory, {name}"
-        )
-    disk = [r["bytes_per_turn"]["all"] * r["turns"] / 2**20 for r in runs]
-    panels["size"].plot([r["turns"] for r in runs], disk, marker="o", label="folder on disk")
-    panels["size"].set(title="size", ylabel="MiB")
-    for panel in panels.values():
-        panel.set(xscale="log", yscale="log", xlabel="turns of one user")
+    panels = dict(zip((*PLOTTED, "size"), axes.flat, strict=True))
+    for fields, style in (("all", "o-"), ("turns", "x--")):
+        runs = sorted((r for r in latest.values() if r["fields"] == fields), key=lambda r: int(r["turns"]))
+        series = [("size", name, [(r["turns"], size) for r in runs if (size := sizes(r).get(name))]) for name in SIZES]
+        for panel, names in PLOTTED.items():
+            for name in names:
+                found = [(r["turns"], r["milliseconds"].get(f"{name}, CPU")) for r in runs]
+                series.append((panel, name, [(turns, values["p50"]) for turns, values in found if values]))
+        for panel, name, points in series:
+            if points:
+                colour = f"C{(*PLOTTED.get(panel, SIZES),).index(name)}"
+                label = name if fields == "all" or len(latest) == len(runs) else None
+                panels[panel].plot(*zip(*points, strict=True), style, color=colour, label=label)
+    for name, panel in panels.items():
+        unit = "MiB" if name == "size" else "milliseconds of the processor, median"
+        panel.set(title=name, xscale="log", yscale="log", xlabel="turns of one user", ylabel=unit)
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=8)
+        panel.legend(fontsize=7)
+    figure.suptitle("o: with records, x: turns only")
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=80)
+
+
+SIZES = ("memory of a reader", "memory of a reader, without mapped files", "memory of a writer", "folder on disk")
+
+
+def sizes(result: dict[str, Any]) -> dict[str, float]:
+    """In MiB."""
+    memory = result["megabytes"]
+    values = (memory["reading"], memory["reading, without mapped files"], memory["writing"])
+    return dict(zip(SIZES, (*values, result["bytes_per_turn"]["all"] * result["turns"] / 2**20), strict=True))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

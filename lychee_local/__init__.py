@@ -10,8 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lychee_local.errors import LycheeError
-from lychee_local.settings import EncodeSettings, RecallSettings, SegmentSettings, Settings
-from lychee_local.types import Answer, Evidence, Message, Recall, Record, Remembered, Segment, Turn
+from lychee_local.settings import ChainSettings, EncodeSettings, RecallSettings, SegmentSettings, Settings
+from lychee_local.types import (
+    Answer,
+    Evidence,
+    Message,
+    Recall,
+    Receipt,
+    Record,
+    Remembered,
+    Scope,
+    Segment,
+    TimeRange,
+    Turn,
+)
 
 if TYPE_CHECKING:
     from lychee_local.memory import Memory
@@ -20,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "ChainSettings",
     "EncodeSettings",
     "Evidence",
     "LycheeError",
@@ -27,11 +40,14 @@ __all__ = [
     "Message",
     "Recall",
     "RecallSettings",
+    "Receipt",
     "Record",
     "Remembered",
+    "Scope",
     "Segment",
     "SegmentSettings",
     "Settings",
+    "TimeRange",
     "Turn",
     "__version__",
 ]

@@ -40,7 +40,8 @@ class Reply:
 
 
 def serialise(evidence: Sequence[Evidence], *, order: Order = "relevance") -> str:
-    """The evidence as two blocks of numbered, quoted items: records, then raw passages.
+    """The evidence as two blocks of numbered, quoted items: records, then raw passages. Items of a chain come before
+    them, each chain as a block of its own, in the order in which they joined.
 
     Numbers are places in `evidence`, from 1, whatever the order. A record whose source turns all stand in a shown
     passage becomes a line of that passage, so that nothing is shown, or counted, twice. `order` is best first, or
@@ -57,10 +58,12 @@ def serialise(evidence: Sequence[Evidence], *, order: Order = "relevance") -> st
     if order == "time":
         alone.sort(key=_when)
         raw.sort(key=_when)
-    records = [_record_lines(n, e) for n, e in alone]
-    passages = [_passage_lines(n, e, homes.get(n, ())) for n, e in raw]
-    blocks = [("memories", records)] if records else []
-    blocks += [("conversation", passages)] if passages else []
+    lines = {n: _record_lines(n, e) for n, e in alone} | {n: _passage_lines(n, e, homes.get(n, ())) for n, e in raw}
+    chains = sorted({e.chain for e in evidence if e.chain})
+    blocks = [("chain", [lines[n] for n, e in numbered if e.chain == chain and n in lines]) for chain in chains]
+    blocks += [("memories", [lines[n] for n, e in alone if not e.chain])]
+    blocks += [("conversation", [lines[n] for n, e in raw if not e.chain])]
+    blocks = [(name, items) for name, items in blocks if items]
     return "\n".join(fence.block(name, "\n".join(items)) for name, items in blocks) or "None"
 
 
@@ -119,7 +122,8 @@ nothing else.
 
 Reading the evidence
 - <memories> holds short notes; <conversation> holds passages as they were said, sometimes with notes made from them. \
-They overlap: the same thing in two places is one thing. Use what answers the question and leave the rest.
+<chain>, where there is one, holds what belongs together, each item leading to the next. They overlap: the same thing \
+in two places is one thing. Use what answers the question and leave the rest.
 - A line of a passage begins with its speaker, and "I", "my", "we" in it are that speaker's. Several people may \
 appear: answer about the one who is asked for, and never give one person's facts to another.
 - "Date" is when something happened or held. "Mentioned" is only when it was said. A date in \

@@ -1,8 +1,8 @@
 """Model cards and profiles: what each model is, where it comes from, and what we know about it.
 
 Owns the TOML format of `models/*.toml`, its validation, and the list of cards: those shipped with the package and the
-user's own in `<home>/cards`. Reads files and nothing else: it fetches, hashes and loads no model (see `pull.py` and
-`backends`).
+user's own in `<home>/cards`. In `<home>/cards/calibrations` a shipped embedder can have another calibration. Reads
+files and nothing else: it fetches, hashes and loads no model (see `pull.py` and `backends`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 import tomllib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -187,7 +187,8 @@ def cards(home: Path | None = None) -> tuple[Card, ...]:
     Raises:
         BadInput: a card is malformed, or the user's own has the name of a shipped one.
     """
-    return tuple(_read_card(path) for path in (*_card_paths(_shipped()), *_own_paths(home)))
+    shipped = (_recalibrated(_read_card(path), home) for path in _card_paths(_shipped()))
+    return (*shipped, *map(_read_card, _own_paths(home)))
 
 
 def card(name: str, home: Path | None = None) -> Card:
@@ -199,7 +200,8 @@ def card(name: str, home: Path | None = None) -> Card:
     paths = {path.stem: path for path in (*_card_paths(_shipped()), *_own_paths(home))}
     if name not in paths:
         raise _unknown("model", name, paths)
-    return _read_card(paths[name])
+    found = _read_card(paths[name])
+    return _recalibrated(found, home) if name in shipped_names() else found
 
 
 def profiles() -> tuple[Profile, ...]:
@@ -256,13 +258,34 @@ def save(card: Card, home: Path | None = None, *, replace: bool = False) -> Path
         raise BadInput(f"{card.name} is the name of a card that is shipped with the package", hint="choose another")
     if path.exists() and not replace:
         raise BadInput(f"there is a card called {card.name} already: {path}", hint="choose another name, or replace it")
+    _write(path, _to_toml(card))
+    return path
+
+
+def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".toml.new")
-        draft.write_text(_to_toml(card), encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror}", hint="check its permissions") from error
+
+
+def save_calibration(card: Card, calibration: Calibration, home: Path | None = None) -> Path:
+    """Gives an embedder another calibration in this home: in the user's own card, or beside a shipped one, which stays
+    as it is. Memories that exist keep theirs until they are embedded anew.
+
+    Raises:
+        BadInput: the model is no embedder.
+    """
+    if card.role != "embedder":
+        raise BadInput(f"{card.name} is a model of the role {card.role}, not embedder")
+    if card.name not in shipped_names():
+        return save(replace(card, calibration=calibration), home, replace=True)
+    path = _calibration_path(card.name, home)
+    lines = [*_scalars({"sha256": digest(card)}), "", "[calibration]", *_scalars(asdict(calibration))]
+    _write(path, "\n".join(lines) + "\n")
     return path
 
 
@@ -286,7 +309,18 @@ def _scalars(table: dict[str, Any]) -> list[str]:
     return [f"{key} = {json.dumps(known[key], ensure_ascii=False)}".replace("\x7f", "\\u007f") for key in known]
 
 
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The calibration of a shipped embedder in one home, and the weights it was measured with."""
+
+    sha256: str
+    calibration: dict[Literal["surprise_centre", "surprise_scale", "cohesion_scale", "similarity_floor"], float]
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
 _CARD: TypeAdapter[Card] = TypeAdapter(Card)
+_MEASURED: TypeAdapter[_Measured] = TypeAdapter(_Measured)
 _PROFILE: TypeAdapter[Profile] = TypeAdapter(Profile)
 _CALIBRATION_KEYS = frozenset(item.name for item in fields(Calibration))
 
@@ -330,6 +364,23 @@ def _read_card(path: Path) -> Card:
     if found.name != path.stem:
         raise BadInput(f"{path} describes a model named {found.name!r}", hint=f"name the file {found.name}.toml")
     return found
+
+
+def _calibration_path(name: str, home: Path | None) -> Path:
+    return (default_home() if home is None else home) / "cards" / "calibrations" / f"{name}.toml"
+
+
+def _recalibrated(card: Card, home: Path | None) -> Card:
+    """A shipped card with the calibration that this home has for it, if it has one."""
+    path = _calibration_path(card.name, home)
+    if card.role != "embedder" or not path.exists():
+        return card
+    measured = _validated(_MEASURED, _read_toml(path), path)
+    if measured.sha256 != digest(card):
+        raise BadInput(
+            f"{path} is of other weights than those of {card.name}", hint="calibrate it again, or delete the file"
+        )
+    return replace(card, calibration=Calibration(**measured.calibration))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from lychee_local import dates
 from lychee_local.settings import RecallSettings
 from lychee_local.store import Store, VectorHit
 from lychee_local.strategy import STRATEGIES, similarity
+from lychee_local.trace import OFF, Recorder
 from lychee_local.types import (
     Calibration,
     Candidate,
@@ -68,13 +69,14 @@ def recall(
     settings: RecallSettings,
     calibration: Calibration,
     scope: Scope | None = None,
+    record: Recorder = OFF,
 ) -> dict[str, tuple[Candidate, ...]]:
     """Candidates of every route of `plan`, by route id, best field score first, ties by id (docs/method.md 5.2 to 5.5).
 
     `vectors` holds the unit vector of every text of `plan.variants(route)`. `settings.channels` names the channels that
     run; `scope` limits what they may find. Budgets follow from max(k, 15).
     """
-    search = _Search(plan, vectors, store, max(k, PLAN_DEPTH), settings, calibration, scope)
+    search = _Search(plan, vectors, store, max(k, PLAN_DEPTH), settings, calibration, scope, record)
     return {route.id: search.route(route) for route in plan.routes}
 
 
@@ -110,8 +112,10 @@ class _Search:
         settings: RecallSettings,
         calibration: Calibration,
         scope: Scope | None,
+        record: Recorder,
     ) -> None:
         self.plan, self.store, self.settings, self.calibration, self.scope = plan, store, settings, calibration, scope
+        self.record = record
         self.strategy = STRATEGIES[plan.question_type]
         self.depth = depth
         self.node_budget = max(1, int(max(3 * depth, 30) * self.strategy.node))
@@ -139,34 +143,40 @@ class _Search:
         queries = self.plan.variants(route)
         when = route.when or self.plan.when
         if "temporal" in self.settings.channels and when is not None:
-            self._temporal(when, records)
+            self._temporal(route.id, when, records)
         for query in queries:
-            self._nodes(query, records)
-        self._records(queries, records)
-        self._turns(queries, turns)
+            self._nodes(route.id, query, records)
+        self._records(route.id, queries, records)
+        self._turns(route.id, queries, turns)
         known = ((self.store.record(i), draft) for i, draft in records.items())
         # A node leads to its records whatever the scope.
         found = [self._from_record(r, draft, when) for r, draft in known if self.scope is None or self.scope.holds(r)]
         found += [self._from_turn(self.store.turn(i), draft, when) for i, draft in turns.items()]
         found = [replace(c, routes=(route.id,)) for c in found]
-        return tuple(sorted(found, key=lambda c: (-c.field_score, c.id)))
+        best = tuple(sorted(found, key=lambda c: (-c.field_score, c.id)))
+        self.record.ranking("channels", best, "field_score", route.id)
+        return best
 
     # --- the channels ---
 
-    def _temporal(self, when: TimeRange, drafts: dict[str, _Draft]) -> None:
+    def _temporal(self, route: str, when: TimeRange, drafts: dict[str, _Draft]) -> None:
         scored = [
             (DATE_SCORES.get(n.key.partition(":")[0], DATE_SCORE_OTHER), n)
             for n in self.store.temporal_nodes(when, latest=NODE_RECORDS)
         ]
         scored.sort(key=lambda pair: (-pair[0], pair[1].id))
+        scored = scored[: max(10 * self.depth, 100)]
         label = f"{when.since or ''} to {when.until or ''}".strip()
-        for score, node in scored[: max(10 * self.depth, 100)]:
+        self.record.hits(route, "temporal", "date_score", ((n.id, score) for score, n in scored), query=label)
+        for score, node in scored:
             for record in node.records:
                 drafts.setdefault(record, _Draft()).hit("temporal", score, query=label, node=node.id)
 
-    def _nodes(self, query: str, drafts: dict[str, _Draft]) -> None:
+    def _nodes(self, route: str, query: str, drafts: dict[str, _Draft]) -> None:
         taken: dict[NodeKind, int] = {}
-        for hit in self.hits["nodes"].get(query, ()):
+        hits = self.hits["nodes"].get(query, ())
+        self.record.hits(route, "nodes", "cosine", ((hit.id, hit.cosine) for hit in hits), query=query)
+        for hit in hits:
             node = self.store.node(hit.id, latest=NODE_RECORDS)
             taken[node.kind] = taken.get(node.kind, 0) + 1
             r = similarity(hit.cosine, self.calibration)
@@ -176,22 +186,26 @@ class _Search:
                 score = r * NODE_WEIGHTS[node.kind]
                 drafts.setdefault(record, _Draft()).hit("nodes", score, query=query, node=node.id)
 
-    def _records(self, queries: Sequence[str], drafts: dict[str, _Draft]) -> None:
+    def _records(self, route: str, queries: Sequence[str], drafts: dict[str, _Draft]) -> None:
         dense = self._best("records", queries, self.record_budget)
+        self.record.hits(route, "records", "cosine", dense.items())
         rankings = [list(dense)]
         if "lexical" in self.settings.channels:
             said = self.store.words("records", " ".join(queries), self.record_budget, scope=self.scope)
             rankings.append([i for i, _ in said])
+            self.record.hits(route, "lexical records", "bm25", said)
         scores = self._fuse(dense, rankings, RECORD_BASE, RECORD_SLOPE)
         self._enter("records", scores, dense, rankings[1:], queries, drafts)
 
-    def _turns(self, queries: Sequence[str], drafts: dict[str, _Draft]) -> None:
+    def _turns(self, route: str, queries: Sequence[str], drafts: dict[str, _Draft]) -> None:
         everything = self._best("turns", queries, CONTEXT_DEPTH)
         dense = dict(list(everything.items())[: self.turn_budget])
+        self.record.hits(route, "turns", "cosine", dense.items())
         rankings = [list(dense)]
         if "lexical" in self.settings.channels:
             found = dict(self.store.words("turns", " ".join(queries), CONTEXT_DEPTH, scope=self.scope))
             rankings += [list(found)[: self.turn_budget], self._with_context(found)]
+            self.record.hits(route, "lexical turns", "bm25", list(found.items())[: self.turn_budget])
             if everything:
                 rankings.append(self._with_context(everything))
         scores = self._fuse(dense, rankings, TURN_BASE, TURN_SLOPE)

@@ -1,28 +1,29 @@
 """The command line: one verb per method of `Memory`, and nothing that a program could not do through it.
 
-Owns options, exit codes and the one place where an error becomes a line. Reads the environment and the clock, which the
-library never does. Heavy imports happen inside the commands, so that help and mistakes answer at once.
+Owns options, exit codes and the one place where an error becomes a line. Reads the environment, which the library never
+does, and the clock, which dates nothing there but the usage log. Heavy imports happen inside the commands, so that help
+and mistakes answer at once.
 
 Exit status: 0 done, 1 doctor found the main job impossible, 2 bad input, 3 the memory folder, 4 a model, 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, TypeVar, get_args
+from typing import Annotated, TypeVar, get_args
 
 import typer
 from rich.text import Text
 
-from lychee_local import cli_models, cli_upkeep, intake, screen
+from lychee_local import cli_encode, cli_models, cli_upkeep, intake, screen
+from lychee_local import explain as explanation
+from lychee_local.accounting import GROUPINGS
+from lychee_local.cli_encode import interruptible, language_model, opened
 from lychee_local.errors import BadInput, LycheeError
 from lychee_local.options import (
     Home,
@@ -30,6 +31,7 @@ from lychee_local.options import (
     Json,
     Kind,
     Llm,
+    Mode,
     NoLLM,
     Now,
     Profile,
@@ -39,10 +41,8 @@ from lychee_local.options import (
     Until,
     User,
 )
-from lychee_local.types import MEMORY_TYPES, Message, NodeKind, Progress, Remembered, Scope, TimeRange
-
-if TYPE_CHECKING:
-    from lychee_local.memory import Memory
+from lychee_local.settings import MODES, RecallSettings, Settings
+from lychee_local.types import MEMORY_TYPES, Message, NodeKind, Scope, TimeRange
 
 T = TypeVar("T")
 NODE_KINDS: tuple[NodeKind, ...] = get_args(NodeKind)
@@ -88,37 +88,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         where = error.filename or "the output"
         screen.err.print(Text.assemble(("error: ", "bold red"), screen.one_line(f"{where}: {error.strerror or error}")))
         sys.exit(1)
-
-
-@contextmanager
-def _memory(user: str, home: Path | None, profile: str, *, llm: str | None, read_only: bool) -> Iterator[Memory]:
-    from lychee_local.memory import Memory
-
-    with Memory.open(user, home=home, profile=profile, llm=llm, read_only=read_only) as memory:
-        yield memory
-
-
-def _language_model(home: Path | None, profile: str, chosen: str | None, *, no_llm: bool) -> str | None:
-    """The name of the model that will write, None for none; proven to be here and to run before anything is stored."""
-    from lychee_local import cards, doctor, pull
-    from lychee_local.errors import ModelMissing
-    from lychee_local.store import require_folder
-
-    if no_llm and chosen is not None:
-        raise BadInput(f"both --no-llm and --llm {chosen} were given", hint="leave one of them out")
-    home = home or cards.default_home()
-    require_folder(home)
-    name = None if no_llm else chosen or cards.profile(profile).llm
-    if name is None:
-        return None
-    card = cards.card(name, home)
-    if pull.locate(card, home) is None:
-        raise ModelMissing(
-            f"the language model {name} is not on this machine",
-            hint=f"lychee models pull {name}, or go on without one: --no-llm",
-        )
-    doctor.confirm_language_model(home, name)
-    return name
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -167,15 +136,15 @@ def remember(
     _report_skipped(problems)
     if problems and not messages:
         raise BadInput("no line of the input could be used")
-    writer = None if later else _language_model(home, profile, llm, no_llm=no_llm)
+    writer = None if later else language_model(home, profile, llm, no_llm=no_llm)
     began = time.monotonic()
-    with _memory(user, home, profile, llm=writer, read_only=False) as memory, _interruptible(memory) as watch:
+    with opened(user, home, profile, llm=writer, read_only=False) as memory, interruptible(memory.stats) as watch:
         done = memory.remember(messages, encode=False, on_progress=watch)
         if not keep_open:
             for name in dict.fromkeys(m.session for m in messages):
-                done = _joined(done, memory.flush(name, encode=False))
+                done = done.plus(memory.flush(name, encode=False))
         if not later:
-            done = _joined(done, memory.consolidate(on_progress=watch))
+            done = done.plus(memory.consolidate(on_progress=watch))
         waiting = len(memory.pending())
     if as_json:
         screen.print_json(
@@ -192,56 +161,6 @@ def remember(
         )
     else:
         screen.remembered(done, pending=waiting, seconds=time.monotonic() - began, still_open=keep_open)
-
-
-@app.command()
-def consolidate(
-    *,
-    no_llm: NoLLM = False,
-    llm: Llm = None,
-    user: User = "default",
-    home: Home = None,
-    profile: Profile = "laptop",
-    as_json: Json = False,
-) -> None:
-    """Encode the segments that still wait. Can be stopped at any point and goes on where it stopped."""
-    writer = _language_model(home, profile, llm, no_llm=no_llm)
-    _encode(lambda memory, watch: memory.consolidate(on_progress=watch), user, home, profile, writer, as_json)
-
-
-@app.command()
-def flush(
-    *,
-    session: Session = None,
-    no_llm: NoLLM = False,
-    llm: Llm = None,
-    user: User = "default",
-    home: Home = None,
-    profile: Profile = "laptop",
-    as_json: Json = False,
-) -> None:
-    """End a session, or every one: what is still open becomes a segment and is encoded."""
-    writer = _language_model(home, profile, llm, no_llm=no_llm)
-    _encode(lambda memory, watch: memory.flush(session, on_progress=watch), user, home, profile, writer, as_json)
-
-
-def _encode(
-    work: Callable[[Memory, _Watch], Remembered],
-    user: str,
-    home: Path | None,
-    profile: str,
-    writer: str | None,
-    as_json: bool,
-) -> None:
-    """Run one of the verbs that encode what waits, and say what came of it."""
-    began = time.monotonic()
-    with _memory(user, home, profile, llm=writer, read_only=False) as memory, _interruptible(memory) as watch:
-        done = work(memory, watch)
-        waiting = len(memory.pending())
-    if as_json:
-        screen.print_json({"segments": done.segments, "records": done.records, "usage": done.usage, "pending": waiting})
-    else:
-        screen.consolidated(done, pending=waiting, seconds=time.monotonic() - began)
 
 
 def _read(
@@ -270,50 +189,7 @@ def _report_skipped(problems: Sequence[BadInput], shown: int = 10) -> None:
         screen.notes([f"left out {screen.number(len(problems) - shown)} more"])
 
 
-def _joined(a: Remembered, b: Remembered) -> Remembered:
-    return Remembered(
-        a.turns + b.turns, a.skipped + b.skipped, a.segments + b.segments, a.records + b.records, a.usage + b.usage
-    )
-
-
-class _Watch:
-    """Shows progress, and carries a Ctrl-C to the next report where the model library swallowed it: an exception that
-    is raised inside a C callback is printed and forgotten."""
-
-    def __init__(self, view: screen.ProgressView) -> None:
-        self._view = view
-        self._stop = False
-
-    def interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._stop = True
-        raise KeyboardInterrupt
-
-    def __call__(self, progress: Progress) -> None:
-        self._view(progress)
-        if self._stop:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def _interruptible(memory: Memory) -> Iterator[_Watch]:
-    """Runs a long write: on Ctrl-C says what is stored and how to go on, and leaves with status 130."""
-    with screen.ProgressView() as view:
-        watch = _Watch(view)
-        before = signal.signal(signal.SIGINT, watch.interrupt)
-        try:
-            yield watch
-            return
-        except KeyboardInterrupt:
-            # A second Ctrl-C ends the process at once; the store survives that too.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            held = memory.stats()
-        finally:
-            signal.signal(signal.SIGINT, before)
-    screen.err.print(
-        f"stopped: {screen.count(held.turns, 'turn')} and {screen.count(held.records, 'record')} are stored, "
-        f"{screen.count(held.pending, 'segment')} wait to be encoded; give the same command again to go on"
-    )
-    raise typer.Exit(130)
+cli_encode.register(app)
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------
@@ -330,6 +206,10 @@ def recall(
     kind: Kind = None,
     since: Since = None,
     until: Until = None,
+    mode: Mode = "lychee",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what each step found, kept and dropped, why, and how long it took.")
+    ] = False,
     user: User = "default",
     home: Home = None,
     profile: Profile = "laptop",
@@ -337,13 +217,14 @@ def recall(
 ) -> None:
     """Find the evidence for a question, best first. Needs no language model."""
     question = intake.question(question)
-    scope = _scope(session, speaker, kind, since, until)
-    with _memory(user, home, profile, llm=None, read_only=True) as memory:
-        found = memory.recall(question, k=k, now=_now(now), scope=scope)
+    scope, settings = _scope(session, speaker, kind, since, until), _settings(mode)
+    with opened(user, home, profile, llm=None, read_only=True, settings=settings) as memory:
+        found = memory.recall(question, k=k, now=_now(now), scope=scope, explain=explain)
     if as_json:
         screen.print_json(found)
     else:
         screen.recall(found)
+        explanation.explain(found)
 
 
 @app.command()
@@ -357,6 +238,7 @@ def ask(
     kind: Kind = None,
     since: Since = None,
     until: Until = None,
+    mode: Mode = "lychee",
     short: Annotated[bool, typer.Option("--short", help="A phrase instead of a sentence.")] = False,
     llm: Llm = None,
     user: User = "default",
@@ -366,10 +248,10 @@ def ask(
 ) -> None:
     """Answer a question from the evidence, and show the evidence."""
     question = intake.question(question)
-    scope = _scope(session, speaker, kind, since, until)
+    scope, settings = _scope(session, speaker, kind, since, until), _settings(mode)
     live = screen.out.is_terminal and not as_json
-    writer = _language_model(home, profile, llm, no_llm=False)
-    with _memory(user, home, profile, llm=writer, read_only=True) as memory:
+    writer = language_model(home, profile, llm, no_llm=False)
+    with opened(user, home, profile, llm=writer, read_only=True, settings=settings) as memory:
         given = memory.ask(
             question,
             k=k,
@@ -400,6 +282,13 @@ def _scope(
     return Scope(sessions, speakers, kinds, (), said)
 
 
+def _settings(mode: str) -> Settings:
+    known = next((m for m in MODES if m == mode), None)
+    if known is None:
+        raise BadInput(f"--mode {mode!r} is unknown", hint=f"one of {', '.join(MODES)}")
+    return Settings(recall=RecallSettings(mode=known))
+
+
 def _now(now: str | None) -> datetime:
     found = intake.defaults(at=now).at
     return datetime.now().replace(microsecond=0) if found is None else found
@@ -428,7 +317,7 @@ def show(
         raise BadInput("nodes belong to no session", hint="leave out --session")
     if kind is not None and (not nodes or kind not in NODE_KINDS):
         raise BadInput(f"--kind {kind!r} selects nothing", hint=f"with --nodes, one of {', '.join(NODE_KINDS)}")
-    with _memory(user, home, profile, llm=None, read_only=True) as memory:
+    with opened(user, home, profile, llm=None, read_only=True) as memory:
         if session is not None and session not in memory.sessions():
             raise BadInput(f"no session {session!r}", hint=f"there are: {', '.join(memory.sessions()) or 'none'}")
         if segments:
@@ -455,14 +344,29 @@ def _show(values: Sequence[T], view: Callable[[Sequence[T]], None], as_json: boo
 
 
 @app.command()
-def stats(*, user: User = "default", home: Home = None, profile: Profile = "laptop", as_json: Json = False) -> None:
+def stats(
+    *,
+    by: Annotated[
+        str | None, typer.Option("--by", help=f"What it cost by {', '.join(GROUPINGS)}, instead of the counts.")
+    ] = None,
+    user: User = "default",
+    home: Home = None,
+    profile: Profile = "laptop",
+    as_json: Json = False,
+) -> None:
     """Count what a memory holds and what it cost."""
-    with _memory(user, home, profile, llm=None, read_only=True) as memory:
+    grouping = next((g for g in GROUPINGS if g == by), None)
+    if by is not None and grouping is None:
+        raise BadInput(f"--by {by!r} sums nothing", hint=f"one of {', '.join(GROUPINGS)}")
+    with opened(user, home, profile, llm=None, read_only=True) as memory:
         held = memory.stats()
-    if as_json:
-        screen.print_json(held)
+        groups = memory.spent(grouping or "purpose")
+    if grouping is None:
+        screen.print_json(held) if as_json else screen.stats(held)
+    elif as_json:
+        screen.print_json([{grouping: name, "spent": spent} for name, spent in groups.items()])
     else:
-        screen.stats(held)
+        screen.spending(groups, grouping)
 
 
 # --- keeping ---------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from rich.text import Text
 from lychee_local import screen
 from lychee_local.errors import BadInput, ModelDamaged, ModelMissing
 from lychee_local.options import Home, Json
+from lychee_local.settings import TURNS_PER_SEGMENT
 
 if TYPE_CHECKING:
     from lychee_local.cards import Card, HubSource, PathSource, WheelSource
@@ -181,6 +182,52 @@ def add(
         screen.print_json(card)
     else:
         screen.out.print(f"{card.role} {card.name} is registered", markup=False)
+
+
+@app.command()
+def calibrate(
+    name: Annotated[str, typer.Argument(metavar="EMBEDDER", help="An embedder of `models list`.")],
+    *,
+    corpus: Annotated[Path, typer.Option("--corpus", help="Conversations, in a file that `remember` reads.")],
+    conversation: Annotated[
+        list[str] | None, typer.Option("--conversation", help="Only this one of a LoCoMo file. Repeatable.")
+    ] = None,
+    turns: Annotated[
+        float, typer.Option("--turns-per-segment", help="How long segments should be on average.")
+    ] = TURNS_PER_SEGMENT,
+    write: Annotated[bool, typer.Option("--write", help="Use it for memories that are made from now on.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Measure where an embedder's cosines lie, on conversations: what segments and similarities are judged by.
+
+    With --write the numbers go into your own card of the embedder, or beside the card of a shipped one, below the home.
+    A memory that exists keeps its own until `lychee reindex`.
+    """
+    from lychee_local import cards, intake
+    from lychee_local import pull as pulling
+    from lychee_local.calibrate import calibrate as measure
+
+    card = cards.card(name, home)
+    if card.role != "embedder":
+        raise BadInput(f"{name} is a model of the role {card.role}, not embedder")
+    try:
+        with corpus.open("rb") as stream:
+            conversations = intake.read_all(stream, conversations=tuple(conversation or ()))
+    except OSError as error:
+        raise BadInput(f"cannot read {str(corpus)!r}: {error.strerror}") from error
+    path = pulling.locate(card, home)
+    if path is None:
+        raise ModelMissing(f"{name} is not on this machine", hint=f"lychee models pull {name}")
+    from lychee_local.backends.load import load_embedder
+
+    with screen.Steps("embedding") as steps:
+        found = measure(conversations, load_embedder(card, path), turns_per_segment=turns, on_progress=steps)
+    written = cards.save_calibration(card, found.calibration, home) if write else None
+    if as_json:
+        screen.print_json({"calibrated": found, "written": written})
+    else:
+        screen.calibrated(found, written)
 
 
 # --- fetching --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The commands that keep a memory: forget, check, reindex, export, import.
+"""The commands that keep a memory: forget, compact, check, reindex, export, import.
 
 Owns the question before something is forgotten, and what is said about a receipt, a finding and an archive.
 """
@@ -6,7 +6,7 @@ Owns the question before something is forgotten, and what is said about a receip
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +15,10 @@ import typer
 from rich.text import Text
 
 from lychee_local import intake, screen
+from lychee_local.cli_encode import opened
 from lychee_local.errors import BadInput
 from lychee_local.options import Home, Json, Profile, Session, User
-from lychee_local.types import Receipt
+from lychee_local.types import Receipt, Record, Turn
 
 Ids = Annotated[list[str] | None, typer.Option("--turn", help="A turn's id, as `show --json` prints it. Repeatable.")]
 RecordIds = Annotated[list[str] | None, typer.Option("--record", help="A record's id. Repeatable.")]
@@ -27,7 +28,7 @@ Target = Annotated[Path, typer.Argument(metavar="FILE", help="The archive, a zip
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    for command in (forget, check, reindex, export):
+    for command in (forget, compact, check, reindex, export):
         app.command()(command)
     app.command("import")(import_archive)
 
@@ -39,7 +40,9 @@ def forget(
     record: RecordIds = None,
     speaker: Annotated[str | None, typer.Option("--speaker", help="Everything this speaker said.")] = None,
     before: Annotated[str | None, typer.Option("--before", help="Everything said before this day.")] = None,
-    matching: Annotated[str | None, typer.Option("--matching", help="Everything that contains this text.")] = None,
+    matching: Annotated[
+        str | None, typer.Option("--matching", help="Everything that contains this text, in upper or lower case.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     yes: Yes = False,
     user: User = "default",
@@ -52,8 +55,6 @@ def forget(
     Choose turns by --turn, or records by --record, or turns by conditions; of several conditions all must be met. Then
     the files are written anew and their bytes are searched for what was forgotten. There is no way back.
     """
-    from lychee_local.memory import Memory
-
     day = intake.day(before, "--before")
     chosen = {
         "session": session,
@@ -63,28 +64,41 @@ def forget(
         "before": day,
         "matching": matching,
     }
-    with Memory.open(user, home=home, profile=profile, llm=None) as memory:
+    with opened(user, home, profile, llm=None, read_only=False) as memory:
         receipt = memory.forget(**chosen, dry_run=True)  # type: ignore[arg-type]  # the values are those of its options
-        something = bool(receipt.turns or receipt.records)
-        if not dry_run and something:
+        turns, records = [memory.turn(i) for i in receipt.turns], [memory.record(i) for i in receipt.records]
+        if not dry_run and (turns or records):
             if not yes:
-                _ask(receipt)
+                _ask(receipt, turns, records)
             with screen.Steps("forgetting") as steps:
                 receipt = memory.forget(**chosen, on_progress=steps)  # type: ignore[arg-type]  # as above
     if as_json:
         screen.print_json(receipt)
     else:
-        screen.receipt(receipt)
+        screen.receipt(receipt, turns, records)
     if receipt.residues:
         raise typer.Exit(3)
 
 
-def _ask(receipt: Receipt) -> None:
+def _ask(receipt: Receipt, turns: Sequence[Turn], records: Sequence[Record]) -> None:
     if not sys.stdin or not sys.stdin.isatty():
         raise BadInput("nobody is there to be asked", hint="look first with --dry-run, then say --yes")
-    turns, records = screen.count(len(receipt.turns), "turn"), screen.count(len(receipt.records), "record")
-    if not typer.confirm(f"Forget {turns} and {records} for good?", err=True):
+    screen.receipt(receipt, turns, records)
+    if not typer.confirm("Forget this for good?", err=True):
         raise typer.Abort
+
+
+def compact(*, user: User = "default", home: Home = None, profile: Profile = "laptop", as_json: Json = False) -> None:
+    """Write the files anew without what was replaced, such as records of an earlier encoder, to reclaim the space."""
+    with opened(user, home, profile, llm=None, read_only=False) as memory:
+        before = memory.stats().bytes
+        with _stoppable("writing anew", "the memory is as it was; give the same command again") as steps:
+            memory.compact(on_progress=steps)
+        after = memory.stats().bytes
+    if as_json:
+        screen.print_json({"bytes_before": before, "bytes_after": after})
+    else:
+        screen.out.print(f"{screen.size(before)} before, {screen.size(after)} now")
 
 
 def check(
@@ -107,7 +121,7 @@ def check(
     if as_json:
         screen.print_json({"ok": not findings, "findings": findings, "done": mended, "lost": lost})
     else:
-        screen.findings(findings, mended, lost)
+        screen.findings(user, findings, mended, lost)
     if lost or (findings and not repair):
         raise typer.Exit(3)
 
@@ -193,11 +207,10 @@ def import_archive(
     as_json: Json = False,
 ) -> None:
     """Take an archive of `lychee export` into a memory that is still empty."""
-    from lychee_local.memory import Memory
     from lychee_local.store import inspect
 
     inspect(file)  # before a memory is made for it
-    with Memory.open(user, home=home, profile=profile, llm=None) as memory:
+    with opened(user, home, profile, llm=None, read_only=False) as memory:
         with _stoppable("reading", "nothing was taken in") as steps:
             memory.import_archive(file, on_progress=steps)
         held = memory.stats()

@@ -117,7 +117,8 @@ def _shift_months(day: date, months: int) -> DateSpan:
 
 
 def _season(year: int, first_month: int) -> DateSpan:
-    end = _shift_months(date(year, first_month, 1), 2).end
+    last = first_month + 2 > 12 and year == date.max.year  # the calendar ends before that winter does
+    end = date.max if last else _shift_months(date(year, first_month, 1), 2).end
     return _days(date(year, first_month, 1), end)
 
 

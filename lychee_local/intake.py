@@ -16,10 +16,11 @@ import re
 import reprlib
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -154,6 +155,20 @@ def read(
     return found
 
 
+def read_all(stream: IO[bytes], *, conversations: Sequence[str] = ()) -> tuple[tuple[Message, ...], ...]:
+    """The conversations of a file, each as `read` gives it: those that are named, or all; JSON lines are one.
+
+    Raises:
+        BadInput: as `read`.
+    """
+    data = stream.read()
+    document = _locomo_document(data)
+    if document is None and not conversations:
+        return (read(BytesIO(data)),)
+    names = conversations or _locomo_names(document or [])
+    return tuple(read(BytesIO(data), conversation=name) for name in names)
+
+
 def read_jsonl(
     lines: Iterable[bytes], *, given: Defaults | None = None, on_problem: Problem | None = None
 ) -> Iterator[Message]:
@@ -245,10 +260,14 @@ def _locomo_document(data: bytes) -> list[dict[str, Any]] | None:
     return None
 
 
+def _locomo_names(document: list[dict[str, Any]]) -> list[str]:
+    return [str(item.get("sample_id", number)) for number, item in enumerate(document)]
+
+
 def _locomo_messages(
     document: list[dict[str, Any]], conversation: str | None, on_problem: Problem | None
 ) -> tuple[Message, ...]:
-    names = [str(item.get("sample_id", number)) for number, item in enumerate(document)]
+    names = _locomo_names(document)
     if conversation is None and len(document) == 1:
         conversation = names[0]
     if conversation not in names:
@@ -410,12 +429,18 @@ def _role(value: object) -> Role:
 
 def _when(value: object) -> datetime:
     if isinstance(value, datetime):
-        return value
-    if isinstance(value, date):
-        return datetime.combine(value, time.min)
-    if not isinstance(value, str):
+        at = value
+    elif isinstance(value, date):
+        at = datetime.combine(value, time.min)
+    elif isinstance(value, str):
+        at = dates.parse_when(_name(value, "time"))
+    else:
         raise BadInput(f"a time is text, a date or a datetime, not {type(value).__name__}")
-    return dates.parse_when(_name(value, "time"))
+    try:
+        at.utctimetuple()  # the first and the last day of the calendar do not exist in every time zone
+    except OverflowError as error:
+        raise BadInput(f"a time outside of the calendar: {at.isoformat()}") from error
+    return at
 
 
 def day(text: str | None, name: str) -> date | None:

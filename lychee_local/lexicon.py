@@ -1,13 +1,14 @@
 """Words: what counts as a term, in any script.
 
-Owns term extraction, for the index of words and for cutting windows by relevance. Knows nothing of turns and records.
+Owns term extraction, for the index of words and for cutting windows by relevance, and which names a text mentions.
+Knows nothing of turns and records.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 
 # Scripts written without spaces. Chinese, Japanese and Korean are indexed as single characters and pairs, so that any
@@ -90,6 +91,17 @@ def search_terms(text: str) -> list[str]:
         again = token < "\u0e00" and len(token) <= _REMEMBERED
         found.extend(_remembered(token) if again else _expanded(token))
     return found
+
+
+def named(text: str, names: Collection[str]) -> tuple[str, ...]:
+    """Those of `names` that `text` contains as words, in any case, in the order of their first mention."""
+    places: dict[str, int] = {}
+    for name in names:
+        # A word boundary means nothing in scripts without spaces; there the name itself has to do.
+        edge = r"\b" if name.isascii() else ""
+        if name.strip() and (hit := re.search(f"{edge}{re.escape(name)}{edge}", text, re.IGNORECASE)):
+            places[name] = hit.start()
+    return tuple(sorted(places, key=lambda name: (places[name], name)))
 
 
 def prompt_tokens(text: str) -> int:

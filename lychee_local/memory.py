@@ -1,4 +1,5 @@
-"""The verbs of the product: remember, flush, consolidate, recall, ask. Each is a straight list of stage calls.
+"""The verbs of the product: remember, flush, consolidate, reencode, recall, ask, forget. Each is a straight list of
+calls to the stages.
 
 Owns the order of the stages and when each model is loaded. Refuses to hold rules of its own: how text is cut, encoded,
 searched, ranked and answered is decided in the stages, what is durable is decided in the store.
@@ -7,24 +8,23 @@ searched, ranked and answered is decided in the stages, what is durable is decid
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 import numpy as np
 
 from lychee_local import answer as answering
-from lychee_local import channels, intake, plan, rank
+from lychee_local import chain, channels, intake, plan, rank
+from lychee_local.accounting import Grouping, spent
 from lychee_local.backends import LLM, Embedder, Reranker, Vectors
 from lychee_local.cards import default_home
-from lychee_local.encode import Encoded, encode, reference_context
+from lychee_local.consolidation import Budget, Consolidation, ProgressCallback, Run, chunks
 from lychee_local.engines import Engines
 from lychee_local.errors import BadInput, ModelMissing
-from lychee_local.rules import encode_by_rules
 from lychee_local.segment import Segmenter, closed_exchanges, embedding_text, exchange_text, stored_text
 from lychee_local.settings import Settings
 from lychee_local.store import (
@@ -36,18 +36,21 @@ from lychee_local.store import (
     inspect,
     require_folder,
 )
+from lychee_local.trace import OFF, Recorder
 from lychee_local.types import (
+    PURPOSES,
     Answer,
+    Candidate,
+    Chain,
     Decision,
     Message,
     Node,
     NodeKind,
     Plan,
-    Progress,
-    Purpose,
     Recall,
     Receipt,
     Record,
+    Reencoded,
     Remembered,
     Role,
     Scope,
@@ -59,21 +62,26 @@ from lychee_local.types import (
 )
 from lychee_local.windows import windows
 
-T = TypeVar("T")
-ProgressCallback = Callable[[Progress], None]
-
 # Turns per commit while importing: large enough that fsync does not count, small enough that Ctrl-C costs a second.
 TURNS_PER_COMMIT = 64
-RULES_SEGMENTS_PER_COMMIT = 32
+
+
+def local_time() -> datetime:
+    """Now, by the clock and in the time zone of this machine."""
+    return datetime.now().astimezone().replace(microsecond=0)
 
 
 class Memory:
     """One user's memory on this machine. Open it with `Memory.open`, close it with `close` or a `with` block."""
 
-    def __init__(self, store: Store, engines: Engines, settings: Settings) -> None:
+    def __init__(
+        self, store: Store, engines: Engines, settings: Settings, clock: Callable[[], datetime] = local_time
+    ) -> None:
         self._store = store
         self._engines = engines
         self._settings = settings
+        self._clock = clock
+        self._consolidation = Consolidation(store, engines, settings.encode, embed=self.embed, log=self._log)
         self._segmenter = Segmenter(settings.segment, store.embedder.calibration)
         self._replayed: set[str] = set()
         self._lock = threading.RLock()  # one writing call at a time
@@ -93,14 +101,16 @@ class Memory:
         precision: Precision = "float32",
         read_only: bool = False,
         wait_seconds: float = 0.0,
+        clock: Callable[[], datetime] = local_time,
     ) -> Self:
         """Open, or create, the memory of `user` below `home` (default: the platform's data folder).
 
         Models come from `profile`, are looked for below `models_home` (default: `home`) and loaded when first needed;
         to replace one, pass the name of its card or an adapter of your own. With
         `llm=None` turns are encoded by rules and `recall` works, `ask` raises. A memory that is created keeps its
-        vectors in `precision`; float16 takes half the disk. A read-only memory needs no lock and sees what another
-        process commits.
+        vectors in `precision`; float16 takes half the disk. Opening for writing first finishes a forgetting that was
+        stopped half-way. A read-only memory needs no lock and sees what another
+        process commits. `clock` dates the lines of the usage log and nothing else.
 
         Raises:
             BadInput: an unusable user name or an unknown profile.
@@ -115,7 +125,12 @@ class Memory:
         store = Store.open(
             home, user, embedder=identity, read_only=read_only, precision=precision, wait_seconds=wait_seconds
         )
-        return cls(store, engines, settings or Settings())
+        try:
+            store.finish_erasure()
+        except BaseException:
+            store.close()
+            raise
+        return cls(store, engines, settings or Settings(), clock)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -143,12 +158,12 @@ class Memory:
         with self._lock:
             if encode:
                 self._engines.require_llm_file()
-            run = _Run(on_progress)
+            run = Run(on_progress)
             new, skipped = self._admit(messages)
-            for chunk in _chunks(new, TURNS_PER_COMMIT):
+            for chunk in chunks(new, TURNS_PER_COMMIT):
                 run.stored(chunk, self._take_in(chunk), total=len(new))
             if encode:
-                self._encode_pending(run)
+                self._consolidation.encode_waiting(run, Budget())
             return run.result(skipped)
 
     def flush(
@@ -161,25 +176,57 @@ class Memory:
             ModelMissing: the LLM is not on this machine. Nothing changed then.
         """
         with self._lock:
-            if session is not None and session not in self._store.sessions():
-                raise BadInput(f"there is no session {session!r}", hint="remember something in it first")
+            self._require_session(session)
             if encode:
                 self._engines.require_llm_file()
-            run = _Run(on_progress)
+            run = Run(on_progress)
             for name in self._store.sessions() if session is None else (session,):
                 run.segments.extend(self._segment(name, (), final=True))
             if encode:
-                self._encode_pending(run)
+                self._consolidation.encode_waiting(run, Budget())
             return run.result(skipped=0)
 
-    def consolidate(self, *, on_progress: ProgressCallback | None = None) -> Remembered:
+    def consolidate(
+        self,
+        budget_seconds: float | None = None,
+        max_tokens: int | None = None,
+        *,
+        on_progress: ProgressCallback | None = None,
+    ) -> Remembered:
         """Encode every finished segment that still waits for it. Each is committed by itself, so this can be stopped
-        at any point and goes on where it stopped."""
+        at any point and goes on where it stopped.
+
+        With a budget it ends after the segment with which so many seconds have passed, the loading of the model among
+        them, or so many tokens, prompt and output together, were used. At least one segment is encoded.
+
+        Raises:
+            BadInput: a budget that is not positive.
+            ModelMissing: the LLM is not on this machine.
+        """
+        budget = Budget(budget_seconds, max_tokens)
         with self._lock:
             self._engines.require_llm_file()
-            run = _Run(on_progress)
-            self._encode_pending(run)
+            run = Run(on_progress)
+            self._consolidation.encode_waiting(run, budget)
             return run.result(skipped=0)
+
+    def reencode(self, session: str | None = None, *, on_progress: ProgressCallback | None = None) -> Reencoded:
+        """Encode anew every segment (of `session`) that another encoder has encoded, with the one of this memory: a
+        better model, or with `llm=None` the rules.
+
+        Each segment switches in one commit; until then it has its old records, and keeps them where the encoder finds
+        nothing to say. What this encoder has encoded already is left alone, so a stopped run goes on where it stopped.
+        The old records are out of every search at once, their bytes go with the next `compact` or `forget`. A record
+        that was forgotten by itself can come back, as long as the turns that say it are there.
+
+        Raises:
+            BadInput: there is no such session.
+            ModelMissing: the LLM is not on this machine.
+        """
+        with self._lock:
+            self._require_session(session)
+            self._engines.require_llm_file()
+            return self._consolidation.encode_again(Run(on_progress), session)
 
     # --- forgetting and moving ---------------------------------------------------------------------------------------
 
@@ -300,63 +347,40 @@ class Memory:
             raise
         return list(segments)
 
-    def _encode_pending(self, run: _Run) -> None:
-        """Encode what waits, oldest first. An LLM's segments are committed one by one, since each costs it seconds and
-        is context for the next; rules cost nothing, so their texts are embedded and committed many at a time."""
-        pending = self._store.pending()
-        if not pending:
-            return
-        done = 0
-        for batch in _chunks(pending, RULES_SEGMENTS_PER_COMMIT if self._engines.llm() is None else 1):
-            encodings = [self._encode_one(segment) for segment in batch]
-            for usage in (u for encoded in encodings for u in encoded.usage):
-                self._store.add_usage(usage)
-            self._commit_encodings(batch, encodings)
-            for segment, encoded in zip(batch, encodings, strict=True):
-                done += 1
-                run.encoded(segment, encoded, done=done, total=len(pending))
+    def _require_session(self, session: str | None) -> None:
+        if session is not None and session not in self._store.sessions():
+            raise BadInput(f"there is no session {session!r}", hint="remember something in it first")
 
-    def _commit_encodings(self, segments: Sequence[Segment], encodings: Sequence[Encoded]) -> None:
-        """Embed the records and the nodes they create in one call, and commit everything in one transaction."""
-        pairs = list(zip(segments, encodings, strict=True))
-        labels = {node.id: text for s, e in pairs for node, text in self._store.missing_nodes(s, e.records)}
-        texts = [r.embedded_text for e in encodings for r in e.records]
-        vectors = self.embed([*texts, *labels.values()])
-        node_vectors = dict(zip(labels, vectors[len(texts) :], strict=True))
-        with self._store.transaction() as tx:
-            start = 0
-            for segment, encoded in pairs:
-                end = start + len(encoded.records)
-                tx.add_encoding(segment, encoded.records, vectors[start:end], node_vectors, encoded.note)
-                start = end
-
-    def _encode_one(self, segment: Segment) -> Encoded:
-        turns = self._store.turns(segment.session, segment.start, segment.end + 1)
-        llm = self._engines.llm()
-        if llm is None:
-            return Encoded(encode_by_rules(segment, turns), note="", usage=(), outcome="rules", detail="no LLM")
-        context = ""
-        if self._settings.encode.reference_context:
-            note = self._store.note(segment.session)
-            latest = self._store.records(segment.session, latest=self._settings.encode.reference_records)
-            context = reference_context(note, latest, self._settings.encode)
-        return encode(segment, turns, llm=llm, context=context, settings=self._settings.encode)
+    def _log(self, usage: Usage, session: str | None = None) -> Usage:
+        """Write down what a call cost, when, and for which session."""
+        dated = replace(usage, session=session, at=self._clock())
+        self._store.add_usage(dated)
+        return dated
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def recall(
-        self, question: str, *, k: int | None = None, now: datetime | None = None, scope: Scope | None = None
+        self,
+        question: str,
+        *,
+        k: int | None = None,
+        now: datetime | None = None,
+        scope: Scope | None = None,
+        explain: bool = False,
     ) -> Recall:
         """Find the evidence for `question`, best first.
 
         `k` is the number of items wanted; `now` is the time the question is asked, for expressions such as "last week".
-        `scope` limits what may be found, by session, speaker, kind and time of saying.
+        `scope` limits what may be found, by session, speaker, kind and time of saying. With `explain` the result has a
+        `trace`: what each channel found, each candidate's rank after each stage, why it was kept or dropped, the time.
 
         Raises:
             BadInput: a blank question or a `k` below 1.
         """
         planner = self._settings.recall.planner
-        return self._recall(question, k=k, now=now, scope=scope, planner="rules" if planner == "auto" else planner)
+        planner = "rules" if planner == "auto" else planner
+        record = Recorder() if explain else OFF
+        return self._recall(question, k=k, now=now, scope=scope, planner=planner, record=record)
 
     def ask(
         self,
@@ -392,14 +416,13 @@ class Memory:
             style=style,
             on_text=on_text,
         )
-        for call in reply.usage:
-            self._store.add_usage(call)
+        calls = tuple(self._log(call) for call in reply.usage)
         return Answer(
             found.question,
             reply.text,
             found.evidence,
             reply.cited,
-            (*found.usage, *reply.usage),
+            (*found.usage, *calls),
             found.notes + reply.notes,
         )
 
@@ -411,28 +434,83 @@ class Memory:
         now: datetime | None,
         scope: Scope | None,
         planner: Literal["llm", "rules", "none"],
+        record: Recorder = OFF,
     ) -> Recall:
         settings = self._settings.recall
         question = intake.question(question)
         if k is not None and k < 1:
             raise BadInput(f"k is the number of items wanted, at least 1, not {k}")
         self._store.refresh()
-        made, usage = self._plan(question, now, planner)
-        for call in usage:
-            self._store.add_usage(call)
+        made, usage = self._plan(question, now, "none" if settings.mode == "chain" else planner)
+        usage = tuple(self._log(call) for call in usage)
+        record.lap("plan")
         queries = plan.embedding_queries(made)
         vectors = dict(zip(queries, self.embed(queries, kind="query"), strict=True))
-        budget = max(k or settings.k, 1)
-        calibration = self._store.embedder.calibration
-        with self._store.snapshot():
-            by_route = channels.recall(
-                made, vectors, self._store, k=budget, settings=settings, calibration=calibration, scope=scope
+        record.lap("embed")
+        notes: tuple[str, ...] = ()
+        if settings.mode == "chain":
+            chosen = self._nearest_turns(question, vectors[question], scope, record)
+        else:
+            chosen, notes = self._selected(made, vectors, k or settings.k, scope, record)
+        chains: tuple[Chain, ...] = ()
+        if settings.mode != "lychee":
+            chosen, chains = chain.link(
+                chosen,
+                vectors[question],
+                self._store,
+                embed=self.embed,
+                settings=settings.chain,
+                calibration=self._store.embedder.calibration,
+                keep_rest=settings.mode == "lychee+chain",
+                record=record,
             )
-            if settings.windows:
-                by_route = windows(made, by_route, self._store, k=budget, tokens=settings.evidence_tokens, scope=scope)
-        chosen, notes = rank.select(made, by_route, self._engines.reranker(), k=budget, settings=settings)
+            record.lap("chains")
+        # The chains are as long as they are: in their own mode only a number that was asked for cuts them.
+        items = k if settings.mode == "chain" else k or settings.k
+        chosen = rank.within(chosen, settings.evidence_tokens, items=items, record=record)
+        shown = rank.evidence(chosen, self._store, record)
+        record.lap("evidence")
         note = (made.note,) if made.note else ()
-        return Recall(question, rank.evidence(chosen, self._store), made, usage, (*note, *notes))
+        trace = record.trace([e.id for e in shown])
+        return Recall(question, shown, made, usage, (*note, *notes), chains, trace)
+
+    def _nearest_turns(
+        self, question: str, vector: Vectors, scope: Scope | None, record: Recorder
+    ) -> tuple[Candidate, ...]:
+        """What chains are grown from where there is nothing but turns."""
+        with self._store.snapshot():
+            found = chain.pool(
+                question,
+                vector,
+                self._store,
+                settings=self._settings.recall.chain,
+                calibration=self._store.embedder.calibration,
+                scope=scope,
+                record=record,
+            )
+        record.lap("channels")
+        return found
+
+    def _selected(
+        self, made: Plan, vectors: Mapping[str, Vectors], k: int, scope: Scope | None, record: Recorder
+    ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+        """The best k candidates of all channels, or as many as chains are grown from, best first; and notes."""
+        settings = self._settings.recall
+        store, calibration = self._store, self._store.embedder.calibration
+        if settings.mode == "lychee+chain":
+            k = max(k, settings.chain.pool)
+        with store.snapshot():
+            by_route = channels.recall(
+                made, vectors, store, k=k, settings=settings, calibration=calibration, scope=scope, record=record
+            )
+            record.lap("channels")
+            if settings.windows:
+                tokens = settings.evidence_tokens
+                by_route = windows(made, by_route, store, k=k, tokens=tokens, scope=scope, record=record)
+                record.lap("windows")
+        chosen, notes = rank.select(made, by_route, self._engines.reranker(), k=k, settings=settings, record=record)
+        record.lap("select")
+        return chosen, notes
 
     def _plan(self, question: str, now: datetime | None, planner: str) -> tuple[Plan, tuple[Usage, ...]]:
         if planner == "none":
@@ -443,12 +521,25 @@ class Memory:
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
+    def refresh(self) -> bool:
+        """Let a read-only memory see what another process has committed; True if anything changed. `recall` does it
+        by itself."""
+        return self._store.refresh()
+
     def sessions(self) -> tuple[str, ...]:
         return self._store.sessions()
 
     def turns(self, session: str | None = None) -> tuple[Turn, ...]:
         names = self._store.sessions() if session is None else (session,)
         return tuple(t for name in names for t in self._store.turns(name))
+
+    def turn(self, turn_id: str) -> Turn:
+        """One turn by its id. Raises KeyError for an unknown or forgotten one."""
+        return self._store.turn(turn_id)
+
+    def record(self, record_id: str) -> Record:
+        """One record by its id. Raises KeyError for an unknown or forgotten one."""
+        return self._store.record(record_id)
 
     def decisions(self, session: str | None = None) -> tuple[Decision, ...]:
         """The segmenter's log: each exchange with the signals that joined it to, or cut it from, what came before."""
@@ -477,19 +568,16 @@ class Memory:
     def usage(self) -> tuple[Usage, ...]:
         return tuple(self._store.usage())
 
+    def spent(self, by: Grouping = "purpose") -> dict[str | None, Spent]:
+        """What the calls of language models cost, by "purpose", "model", "session" or "day". Under None are those that
+        have no session, because they were for a question, or whose day was not kept."""
+        return spent(self._store.usage(), by)
+
     def stats(self) -> Stats:
         held = self._store.stats()
-        spent: dict[Purpose, Spent] = {}
-        for u in self._store.usage():
-            s = spent.get(u.purpose, Spent(0, 0, 0, 0, 0.0))
-            spent[u.purpose] = Spent(
-                s.calls + 1,
-                s.prompt_tokens + u.prompt_tokens,
-                s.cached_tokens + u.cached_tokens,
-                s.output_tokens + u.output_tokens,
-                s.seconds + u.seconds,
-            )
-        tokens = {p: s.prompt_tokens + s.output_tokens for p, s in spent.items()}
+        cost = self.spent("purpose")
+        usage = {purpose: cost[purpose] for purpose in PURPOSES if purpose in cost}
+        tokens = {p: s.prompt_tokens + s.output_tokens for p, s in usage.items()}
         return Stats(
             user=self._store.user,
             folder=str(self._store.path),
@@ -501,7 +589,7 @@ class Memory:
             nodes=held.nodes,
             bytes=sum(held.bytes.values()),
             embedder=self._store.embedder.name,
-            usage=spent,
+            usage=usage,
             construction_tokens=tokens.get("encode", 0),
             query_tokens=tokens.get("plan", 0) + tokens.get("answer", 0),
         )
@@ -510,7 +598,12 @@ class Memory:
         """Unit vectors of `texts` under this memory's embedder, float32 of shape (len(texts), dimension)."""
         if not texts:
             return np.zeros((0, self._store.embedder.dimension), dtype=np.float32)
-        return self._engines.embedder().embed(texts, kind=kind)
+        each = list(dict.fromkeys(texts))  # a turn that is an exchange by itself comes twice
+        rows = self._engines.embedder().embed(each, kind=kind)
+        if len(each) == len(texts):
+            return rows
+        place = {text: number for number, text in enumerate(each)}
+        return rows[[place[text] for text in texts]]
 
     # --- lifetime ----------------------------------------------------------------------------------------------------
 
@@ -525,39 +618,3 @@ class Memory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Run:
-    """The running totals of one writing call: what it reports while it works, and what it returns."""
-
-    def __init__(self, on_progress: ProgressCallback | None) -> None:
-        self._report = on_progress or (lambda _: None)
-        self._began = time.perf_counter()
-        self._turns: list[Turn] = []
-        self._records: list[Record] = []
-        self._usage: list[Usage] = []
-        self.segments: list[Segment] = []
-
-    def stored(self, turns: Sequence[Turn], segments: Sequence[Segment], *, total: int) -> None:
-        self._turns += turns
-        self.segments += segments
-        self._tell("store", len(self._turns), total, None)
-
-    def encoded(self, segment: Segment, encoded: Encoded, *, done: int, total: int) -> None:
-        self._records += encoded.records
-        self._usage += encoded.usage
-        self._tell("encode", done, total, segment)
-
-    def _tell(self, stage: Literal["store", "encode"], done: int, total: int, segment: Segment | None) -> None:
-        output_tokens = sum(u.output_tokens for u in self._usage)
-        seconds = time.perf_counter() - self._began
-        self._report(
-            Progress(stage, done, total, len(self.segments), len(self._records), output_tokens, seconds, segment)
-        )
-
-    def result(self, skipped: int) -> Remembered:
-        return Remembered(tuple(self._turns), skipped, tuple(self.segments), tuple(self._records), tuple(self._usage))
-
-
-def _chunks(items: Sequence[T], size: int) -> Iterable[Sequence[T]]:
-    return (items[i : i + size] for i in range(0, len(items), size))

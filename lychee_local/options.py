@@ -27,6 +27,9 @@ Llm = Annotated[
     typer.Option("--llm", envvar="LYCHEE_LLM", show_default="the profile's", help="A language model of `models list`."),
 ]
 NoLLM = Annotated[bool, typer.Option("--no-llm", help="Work without a language model, by rules.")]
+Mode = Annotated[
+    str, typer.Option("--mode", help="How evidence is found: lychee, chain (turns alone, in chains) or lychee+chain.")
+]
 Items = Annotated[int | None, typer.Option("-k", help="How many items of evidence.", show_default="15")]
 Now = Annotated[str | None, typer.Option("--now", help="When the question is asked.", show_default="now")]
 Session = Annotated[str | None, typer.Option("--session", help="Only this session.")]

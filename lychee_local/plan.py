@@ -14,7 +14,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lychee_local import dates, fence
+from lychee_local import dates, fence, lexicon
 from lychee_local.backends import LLM
 from lychee_local.errors import PromptTooLong
 from lychee_local.settings import RecallSettings
@@ -360,7 +360,7 @@ def plan_by_rules(question: str, *, speakers: Collection[str], now: datetime | N
     Two routes where two speakers are asked for side by side, or two events are compared; else one.
     """
     kind: QuestionType = next((kind for kind, cue in _TYPE_CUES if cue.search(question)), "single")
-    named = _named(question, speakers)
+    named = lexicon.named(question, speakers)
     notes: list[str] = []
     when = _written_range(question, now.date() if now is not None else None, notes)
     statement = _statement(question)
@@ -381,17 +381,6 @@ def plan_by_rules(question: str, *, speakers: Collection[str], now: datetime | N
         source="rules",
         note="; ".join(notes),
     )
-
-
-def _named(question: str, speakers: Collection[str]) -> tuple[str, ...]:
-    """The speakers that the question names, in the order of their first mention."""
-    places: dict[str, int] = {}
-    for name in speakers:
-        # A word boundary means nothing in scripts without spaces; there the name itself has to do.
-        edge = r"\b" if name.isascii() else ""
-        if name.strip() and (hit := re.search(f"{edge}{re.escape(name)}{edge}", question, re.IGNORECASE)):
-            places[name] = hit.start()
-    return tuple(sorted(places, key=lambda name: (places[name], name)))
 
 
 def _statement(question: str) -> str:

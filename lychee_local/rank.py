@@ -19,6 +19,7 @@ from lychee_local.lexicon import prompt_tokens, terms
 from lychee_local.settings import RecallSettings
 from lychee_local.store import Store
 from lychee_local.strategy import STRATEGIES
+from lychee_local.trace import OFF, Recorder
 from lychee_local.types import Candidate, DateSpan, Evidence, Plan, Turn
 
 Routes = Mapping[str, tuple[Candidate, ...]]
@@ -33,14 +34,21 @@ RAW_SCORE_MIN = 0.35
 
 
 def select(
-    plan: Plan, by_route: Routes, reranker: Reranker | None, *, k: int, settings: RecallSettings
+    plan: Plan,
+    by_route: Routes,
+    reranker: Reranker | None,
+    *,
+    k: int,
+    settings: RecallSettings,
+    record: Recorder = OFF,
 ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """At most k candidates with `score` = s_final, best first; and notes on every step that did not run as planned."""
     if settings.selection == "none":
-        return within(by_field_score(by_route, k), settings.evidence_tokens), ()
+        return by_field_score(by_route, k, record), ()
     strategy = STRATEGIES[plan.question_type]
     limit = max(settings.rerank_limit, 4 * k)
-    reranked, notes = rerank(plan, by_route, reranker, limit=limit)
+    reranked, notes = rerank(plan, by_route, reranker, limit=limit, record=record)
+    record.lap("rerank")
     lists = {route: route_scores(candidates) for route, candidates in reranked.items()}
     fused = fuse(
         lists,
@@ -48,45 +56,60 @@ def select(
         constant=settings.rrf_constant,
         weight_best=settings.weight_best,
         weight_route=settings.weight_route,
+        record=record,
     )
     chosen = diversify(
-        cover(fused, lists, k),
+        cover(fused, lists, k, record),
         fused,
         k,
         weight_relevance=settings.weight_relevance,
         weight_signature=settings.weight_signature,
+        record=record,
     )
-    chosen = budget(chosen, fused, k, ratio=strategy.raw_ratio, floor=strategy.raw_floor)
-    return within(chosen, settings.evidence_tokens), notes
+    return budget(chosen, fused, k, ratio=strategy.raw_ratio, floor=strategy.raw_floor, record=record), notes
 
 
-def within(chosen: Sequence[Candidate], tokens: int | None) -> tuple[Candidate, ...]:
-    """The best of `chosen` that together cost at most `tokens` in a prompt; the first stays whatever it costs."""
+def within(
+    chosen: Sequence[Candidate], tokens: int | None, *, items: int | None = None, record: Recorder = OFF
+) -> tuple[Candidate, ...]:
+    """The first of `chosen` that are at most `items` and together cost at most `tokens` in a prompt; the very first
+    stays whatever it costs."""
     kept: list[Candidate] = []
     spent = 0
     for candidate in chosen:
         cost = prompt_tokens(candidate.text)
-        if tokens is None or not kept or spent + cost <= tokens:
+        if items is not None and len(kept) == items:
+            record.drop("budget", candidate.id, f"over the budget: {items} items are wanted")
+        elif tokens is None or not kept or spent + cost <= tokens:
             kept.append(candidate)
             spent += cost
+        else:
+            record.drop("budget", candidate.id, f"over the budget: costs {cost} tokens, {tokens - spent} were left")
+    record.ranking("budget", kept, "score")
     return tuple(kept)
 
 
-def by_field_score(by_route: Routes, k: int) -> tuple[Candidate, ...]:
+def by_field_score(by_route: Routes, k: int, record: Recorder = OFF) -> tuple[Candidate, ...]:
     """The ablation without selection: the union of all routes by field score, cut at k."""
     union: dict[str, Candidate] = {}
     for candidate in (c for candidates in by_route.values() for c in candidates):
         known = union.get(candidate.id)
         if known is None or candidate.field_score > known.field_score:
             union[candidate.id] = replace(candidate, score=candidate.field_score)
-    return tuple(sorted(union.values(), key=_by_score))[:k]
+    ordered = tuple(sorted(union.values(), key=_by_score))
+    record.ranking("fused", ordered, "field_score")
+    for candidate in ordered[:k]:
+        record.keep("fused", candidate.id, "one of the best field scores")
+    for candidate in ordered[k:]:
+        record.drop("fused", candidate.id, f"beyond the {k} items wanted")
+    return ordered[:k]
 
 
 # --- reranking (5.7) -------------------------------------------------------------------------------------------------
 
 
 def rerank(
-    plan: Plan, by_route: Routes, reranker: Reranker | None, *, limit: int
+    plan: Plan, by_route: Routes, reranker: Reranker | None, *, limit: int, record: Recorder = OFF
 ) -> tuple[dict[str, tuple[Candidate, ...]], tuple[str, ...]]:
     """Give the best `limit` candidates of all routes their relevance, in one call for the whole question.
 
@@ -103,6 +126,10 @@ def rerank(
     if len(scores) != len(pool) or not all(math.isfinite(s) for s in scores):
         return dict(by_route), (f"{reranker.name} returned unusable scores: ordered by retrieval scores",)
     relevance = {c.id: s if 0.0 <= s <= 1.0 else _logistic(s) for c, s in zip(pool, scores, strict=True)}
+    for candidate in (c for candidates in by_route.values() for c in candidates if c.id not in relevance):
+        record.drop("reranked", candidate.id, f"not among the {limit} candidates that the reranker reads")
+    read = sorted(pool, key=lambda c: (-relevance[c.id], c.id))
+    record.ranking("reranked", [replace(c, relevance=relevance[c.id]) for c in read], "relevance")
     return {
         route: tuple(replace(c, relevance=relevance[c.id]) for c in candidates if c.id in relevance)
         for route, candidates in by_route.items()
@@ -178,7 +205,13 @@ def route_scores(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
 
 
 def fuse(
-    lists: Routes, *, depth: int, constant: float = 60.0, weight_best: float = 0.82, weight_route: float = 0.18
+    lists: Routes,
+    *,
+    depth: int,
+    constant: float = 60.0,
+    weight_best: float = 0.82,
+    weight_route: float = 0.18,
+    record: Recorder = OFF,
 ) -> tuple[Candidate, ...]:
     """One list from the first `depth` of every route: s_final = weight_best s_best + weight_route RRF / max RRF.
 
@@ -190,6 +223,8 @@ def fuse(
         for rank, candidate in enumerate(candidates[:depth], 1):
             ranks[candidate.id] = ranks.get(candidate.id, 0.0) + 1.0 / (constant + rank)
             best[candidate.id] = _joined(best[candidate.id], candidate) if candidate.id in best else candidate
+    for candidate in (c for candidates in lists.values() for c in candidates[depth:] if c.id not in ranks):
+        record.drop("fused", candidate.id, f"beyond the best {depth} of its route")
     if not ranks:
         return ()
     top = max(ranks.values())
@@ -201,7 +236,9 @@ def fuse(
         )
         for c in best.values()
     )
-    return tuple(sorted(final, key=_by_score))
+    fused = tuple(sorted(final, key=_by_score))
+    record.ranking("fused", fused, "score")
+    return fused
 
 
 def _joined(one: Candidate, other: Candidate) -> Candidate:
@@ -218,15 +255,19 @@ def _joined(one: Candidate, other: Candidate) -> Candidate:
 # --- coverage, diversity, budget (5.9 to 5.11) -----------------------------------------------------------------------
 
 
-def cover(fused: Sequence[Candidate], lists: Routes, k: int) -> tuple[Candidate, ...]:
+def cover(fused: Sequence[Candidate], lists: Routes, k: int, record: Recorder = OFF) -> tuple[Candidate, ...]:
     """The first places: from every route, in plan order, its best candidates that are not taken yet."""
     known = {c.id: c for c in fused}
     quota = max(1, min(4, k // max(1, len(lists))))
     taken: dict[str, Candidate] = {}
-    for candidates in lists.values():
+    for route, candidates in lists.items():
         fresh = [c.id for c in candidates if c.id in known and c.id not in taken][:quota]
         taken.update((identifier, known[identifier]) for identifier in fresh)
-    return tuple(taken.values())[:k]
+        for identifier in fresh:
+            record.keep("selected", identifier, f"one of the first {quota} of route {route}")
+    picks = tuple(taken.values())[:k]
+    record.ranking("selected", picks, "score")
+    return picks
 
 
 def diversify(
@@ -236,6 +277,7 @@ def diversify(
     *,
     weight_relevance: float = 0.75,
     weight_signature: float = 0.25,
+    record: Recorder = OFF,
 ) -> tuple[Candidate, ...]:
     """Fill `picks` up to k by maximal marginal relevance over the best 4k of `fused`; the result is by score.
 
@@ -249,13 +291,38 @@ def diversify(
     nearest = {c.id: max((features[c.id].similarity(features[p.id]) for p in chosen), default=0.0) for c in pool}
     scores = [c.score for c in pool]
     low, span = min(scores, default=0.0), max(max(scores, default=0.0) - min(scores, default=0.0), 1e-9)
+
+    def gain(c: Candidate) -> float:
+        return weight_relevance * (c.score - low) / span - weight_signature * nearest[c.id]
+
     while pool and len(chosen) < k:
-        best = max(pool, key=lambda c: weight_relevance * (c.score - low) / span - weight_signature * nearest[c.id])
+        best = max(pool, key=gain)
+        record.keep("diversity", best.id, f"gain {gain(best):.2f}, {nearest[best.id]:.2f} similar to what was chosen")
         pool.remove(best)
         chosen.append(best)
         for c in pool:
             nearest[c.id] = max(nearest[c.id], features[c.id].similarity(features[best.id]))
-    return tuple(sorted(chosen, key=_by_score))
+    if record.on:
+        _tell_of_the_rest(fused, chosen, {c.id: nearest[c.id] for c in pool}, record)
+    best_first = tuple(sorted(chosen, key=_by_score))
+    record.ranking("diversity", best_first, "score")
+    return best_first
+
+
+def _tell_of_the_rest(
+    fused: Sequence[Candidate], chosen: Sequence[Candidate], nearest: Mapping[str, float], record: Recorder
+) -> None:
+    """Why the others got no place: the score, the likeness to something chosen, or not even a comparison."""
+    taken = {c.id for c in chosen}
+    last = min((c.score for c in chosen), default=0.0)
+    for c in (c for c in fused if c.id not in taken):
+        if c.id not in nearest:
+            why = f"not among the best {4 * len(chosen)}"
+        elif c.score > last:
+            why = f"diversity: {nearest[c.id]:.2f} similar to what was chosen"
+        else:
+            why = f"its score {c.score:.2f} is not above the last place's {last:.2f}"
+        record.drop("diversity", c.id, why)
 
 
 class _Signature:
@@ -281,7 +348,13 @@ class _Signature:
 
 
 def budget(
-    chosen: Sequence[Candidate], fused: Sequence[Candidate], k: int, *, ratio: float, floor: float
+    chosen: Sequence[Candidate],
+    fused: Sequence[Candidate],
+    k: int,
+    *,
+    ratio: float,
+    floor: float,
+    record: Recorder = OFF,
 ) -> tuple[Candidate, ...]:
     """Bound the raw items beside records; what they give up goes to the next best records, as far as there are any.
 
@@ -299,12 +372,21 @@ def budget(
         alone = bool(set(candidate.routes) - served)
         if alone or (len(kept) < places and candidate.score >= minimum):
             kept.append(candidate)
+        elif candidate.score < minimum:
+            why = f"below the minimum score of raw items beside records, {minimum:.2f}"
+            record.drop("raw items", candidate.id, why)
+        else:
+            record.drop("raw items", candidate.id, f"over the budget: {places} raw items beside records")
     records = [c for c in chosen if c.kind == "record"]
     others = [c for c in fused if c.kind == "record" and c.id not in {r.id for r in records}]
     # While segments wait to be encoded there are fewer records than places: those go back to the raw items.
     spare = [c for c in sorted(raw, key=_by_score) if c.score >= minimum and c not in kept]
     refill = (*others, *spare)[: max(0, k - len(kept) - len(records))]
-    return tuple(sorted((*records, *kept, *refill), key=_by_score)[:k])
+    for candidate in refill:
+        record.keep("raw items", candidate.id, "took a place that raw items gave up")
+    best_first = tuple(sorted((*records, *kept, *refill), key=_by_score)[:k])
+    record.ranking("raw items", best_first, "score")
+    return best_first
 
 
 def _by_score(candidate: Candidate) -> tuple[float, float, str]:
@@ -318,11 +400,17 @@ def _union(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
 # --- provenance ------------------------------------------------------------------------------------------------------
 
 
-def evidence(chosen: Iterable[Candidate], store: Store) -> tuple[Evidence, ...]:
+def evidence(chosen: Iterable[Candidate], store: Store, record: Recorder = OFF) -> tuple[Evidence, ...]:
     """The candidates as they are shown, in the same order, each with the turns it rests on. One of whose turns some has
     been forgotten since it was found is left out."""
-    shown = ((candidate, _turns_of(candidate, store)) for candidate in chosen)
-    return tuple(_evidence(candidate, turns) for candidate, turns in shown if len(turns) == len(candidate.turns))
+    shown: list[Evidence] = []
+    for candidate in chosen:
+        turns = _turns_of(candidate, store)
+        if len(turns) == len(candidate.turns):
+            shown.append(_evidence(candidate, turns))
+        else:
+            record.drop("shown", candidate.id, "what it rests on was forgotten meanwhile")
+    return tuple(shown)
 
 
 def _turns_of(candidate: Candidate, store: Store) -> list[Turn]:
@@ -354,4 +442,5 @@ def _evidence(candidate: Candidate, turns: Sequence[Turn]) -> Evidence:
         queries=candidate.queries,
         nodes=candidate.nodes,
         routes=candidate.routes,
+        chain=candidate.chain,
     )

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime
 from types import TracebackType
@@ -36,13 +36,18 @@ from lychee_local.types import (
     Recall,
     Receipt,
     Record,
+    Reencoded,
     Remembered,
     Segment,
+    Spent,
     Stats,
     Turn,
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lychee_local.calibrate import Calibrated
     from lychee_local.doctor import Report
     from lychee_local.store import Finding
 
@@ -285,9 +290,24 @@ def remembered(done: Remembered, *, pending: int, seconds: float, still_open: bo
 
 
 def consolidated(done: Remembered, *, pending: int, seconds: float) -> None:
-    spent = sum(u.prompt_tokens + u.output_tokens for u in done.usage)
-    out.print(f"{count(len(done.records), 'record')}; {number(spent)} tokens; {duration(seconds)}")
+    out.print(f"{count(len(done.records), 'record')}; {number(done.tokens)} tokens; {duration(seconds)}")
     _waiting(pending)
+
+
+def reencoded(done: Reencoded, *, encoder: str, seconds: float) -> None:
+    """What came of old segments, and how their space is reclaimed."""
+    if not done.segments and not done.kept:
+        out.print(Text(f"nothing to do: {encoder} has encoded {count(done.skipped, 'segment')}, and no other has any"))
+        return
+    spent = sum(u.prompt_tokens + u.output_tokens for u in done.usage)
+    said = f"{count(len(done.segments), 'segment')} encoded anew by {encoder}: {count(len(done.records), 'record')}"
+    out.print(Text(f"{said}; {number(spent)} tokens; {duration(seconds)}"))
+    if done.kept:
+        out.print(f"{count(len(done.kept), 'segment')} kept what they had: nothing came of them")
+    if done.skipped:
+        out.print(Text(f"{count(done.skipped, 'segment')} had been encoded by {encoder} already"))
+    if done.segments:
+        out.print("the old records take room on the disk until the next lychee forget or lychee compact")
 
 
 def _waiting(pending: int) -> None:
@@ -313,12 +333,42 @@ def stats(held: Stats) -> None:
         }
     )
     for purpose, spent in held.usage.items():
-        table.add_row(
-            f"calls to {purpose}",
-            f"{number(spent.calls)}: {number(spent.prompt_tokens)} tokens in ({number(spent.cached_tokens)} reused), "
-            f"{number(spent.output_tokens)} out, {duration(spent.seconds)}",
-        )
+        table.add_row(f"calls to {purpose}", _cost(spent))
     out.print(table)
+
+
+def spending(groups: Mapping[str | None, Spent], by: str) -> None:
+    """What the calls of language models cost, group by group, and in all."""
+    others = {"session": "questions", "day": "day not kept"}.get(by, "")
+    rows = {others if name is None else name: _cost(spent) for name, spent in groups.items()}
+    tokens = sum(spent.prompt_tokens + spent.output_tokens for spent in groups.values())
+    out.print(pairs(rows | {"in all": f"{number(sum(s.calls for s in groups.values()))}: {number(tokens)} tokens"}))
+
+
+def _cost(spent: Spent) -> str:
+    return (
+        f"{number(spent.calls)}: {number(spent.prompt_tokens)} tokens in ({number(spent.cached_tokens)} reused), "
+        f"{number(spent.output_tokens)} out, {duration(spent.seconds)}"
+    )
+
+
+def calibrated(found: Calibrated, written: Path | None) -> None:
+    """What was measured beside what the embedder has, and what both make of the conversations."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (found.embedder, "measured", "in use"):
+        table.add_column(column, justify="left" if column == found.embedder else "right")
+    measured, before = found.calibration, found.before
+    for field in fields(measured):
+        row = (getattr(measured, field.name), getattr(before, field.name))
+        table.add_row(field.name.replace("_", " "), *(f"{value:g}" for value in row))
+    table.add_row("turns per segment", f"{found.turns_per_segment:.2f}", f"{found.turns_per_segment_before:.2f}")
+    out.print(table)
+    said = f"{count(found.turns, 'turn')} of {count(found.conversations, 'conversation')}"
+    out.print(f"from {said}; the floor from exchanges of different {found.unrelated}")
+    if written is None:
+        out.print("nothing was changed; --write uses it for memories that are made from now on")
+    else:
+        out.print(Text(f"written to {written}; memories that exist keep their own until lychee reindex"))
 
 
 def report(found: Report) -> None:
@@ -335,25 +385,28 @@ def report(found: Report) -> None:
     out.print(Text(f"profile {found.profile}: {verdict}", style="bold"))
 
 
-def receipt(found: Receipt) -> None:
-    """What was forgotten, or would be, and the proof."""
-    what = (
-        f"{count(len(found.turns), 'turn')}, {count(len(found.records), 'record')} and "
-        f"{count(len(found.nodes), 'index entry')}".replace("entrys", "entries")
-    )
+def receipt(found: Receipt, turns: Sequence[Turn], records: Sequence[Record], shown: int = 12) -> None:
+    """What was forgotten, or would be, and the proof. `turns` and `records` are what it was."""
+    what = f"{count(len(found.turns), 'turn')} and {count(len(found.records), 'record')}"
     if not found.turns and not found.records:
         out.print("nothing matches: nothing is forgotten")
         return
-    if found.dry_run:
-        out.print(Text(f"would forget {what}"))
-        for identifier in (*found.turns, *found.records):
-            out.print(Text(f"  {visible(identifier)}", style="dim"))
-        return
-    out.print(Text(f"forgot {what}", style="bold"))
-    rows = {name: f"{number(n)} fewer" for name, n in found.removed.items()}
-    rows["on disk"] = f"{size(found.bytes_before)} before, {size(found.bytes_after)} now"
+    out.print(Text(f"{'would forget' if found.dry_run else 'forgot'} {what}", style="bold"))
+    lines = [f"{when(t.at)}  {t.name}: {t.text}" for t in turns] or [r.text for r in records]
+    for line in map(one_line, lines[:shown]):
+        out.print(Text(f"  {line[:110]}{'…' if len(line) > 110 else ''}", style="dim"))
+    if len(lines) > shown:
+        out.print(Text(f"  … and {number(len(lines) - shown)} more", style="dim"))
+    if found.turns and found.records:
+        out.print(Text("  with all records of the segments that these turns are part of", style="dim"))
+    rows = {}
     if found.waiting:
-        rows["to be encoded anew"] = f"{count(len(found.waiting), 'segment')}: lychee consolidate"
+        rows["to be encoded anew"] = f"{count(len(found.waiting), 'segment')}, from what is left: lychee consolidate"
+    if found.dry_run:
+        out.print(pairs(rows))
+        return
+    rows |= {name: f"{number(n)} fewer" for name, n in found.removed.items()}
+    rows["on disk"] = f"{size(found.bytes_before)} before, {size(found.bytes_after)} now"
     if found.elsewhere:
         rows["also said elsewhere"] = f"{number(len(found.elsewhere))} of these: the same words stand in what was kept"
     rows["searched"] = (
@@ -362,7 +415,7 @@ def receipt(found: Receipt) -> None:
     out.print(pairs(rows))
 
 
-def findings(found: Sequence[Finding], done: Sequence[str], lost: Sequence[str]) -> None:
+def findings(user: str, found: Sequence[Finding], done: Sequence[str], lost: Sequence[str]) -> None:
     """What a check found, and what a repair did about it."""
     for f in found:
         out.print(Text.assemble(("damaged  ", "bold red"), visible(f.what), f"; lost: {f.loses}" if f.loses else ""))
@@ -371,7 +424,7 @@ def findings(found: Sequence[Finding], done: Sequence[str], lost: Sequence[str])
     for sentence in lost:
         out.print(Text.assemble(("lost     ", "bold red"), visible(sentence)))
     if not found:
-        out.print(Text("every byte is as it was written", style="bold"))
+        out.print(Text(f"every byte of {visible(user)} is as it was written", style="bold"))
     elif not done:
         out.print("lychee check --repair mends what can be mended and keeps all that is whole")
 

@@ -4,9 +4,17 @@ says otherwise; a value chosen by our own measurement names its entry in benchma
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from lychee_local.errors import BadInput
+
+Mode = Literal["lychee", "chain", "lychee+chain"]
+Gate = Literal["multiply", "relevance", "consistency", "weighted"]
+ChainContext = Literal["concatenated", "last", "mean"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+# What an embedder is calibrated to: the length of the segments that the method's authors report (2608.12990).
+TURNS_PER_SEGMENT = 5.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +63,49 @@ class EncodeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainSettings:
+    """Chains of evidence (2601.14287 sections 3.1, 3.2 and 4.3; docs/method.md 8)."""
+
+    # What a candidate must be: relevant to the question and coherent with the chain, one of the two, or their mean.
+    gate: Gate = "multiply"
+    alpha: float = 0.5  # the share of relevance in the weighted gate
+    beta: float = 0.5  # a chain ends where its gate falls below this share of the last one; 0 never ends it
+    chains: int = 3  # L
+    pool: int = 20  # K
+    length: int = 20  # T, which the authors' code names and their runs never reach
+    # What stands for a chain: their mean, its last vector, or its texts embedded as one. The last is the paper's, takes
+    # an embedder call per step (12 s a question), and found no more (benchmarks/LOG.md, "Chains").
+    context: ChainContext = "mean"
+    # The two choices of the authors' runs: the best 10 sessions first (LongMemEval), the speaker asked for (LoCoMo).
+    sessions: int | None = None
+    speakers: bool = True
+
+    def __post_init__(self) -> None:
+        _one_of("gate", self.gate, get_args(Gate))
+        _one_of("context", self.context, get_args(ChainContext))
+        for name, share in (("alpha", self.alpha), ("beta", self.beta)):
+            if not 0.0 <= share <= 1.0:
+                raise BadInput(f"{name} lies between 0 and 1, not at {share}")
+        for name, number in (("chains", self.chains), ("pool", self.pool), ("length", self.length)):
+            if number < 1:
+                raise BadInput(f"{name} must be at least 1, not {number}")
+        if self.sessions is not None and self.sessions < 1:
+            raise BadInput(f"sessions must be at least 1, or None for all, not {self.sessions}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise BadInput(f"{name} {value!r} is unknown", hint=f"one of {', '.join(allowed)}")
+
+
+@dataclass(frozen=True, slots=True)
 class RecallSettings:
     """Planning, recall, ranking (2608.12990 Table 14)."""
 
+    # "chain" is the whole of 2601.14287: raw turns, no planner, no records; "lychee+chain" orders by chains what was
+    # selected.
+    mode: Mode = "lychee"
+    chain: ChainSettings = field(default_factory=ChainSettings)
     # "auto": `ask` plans with the LLM, which it needs anyway; `recall` plans by rules, so that it answers at once and
     # works where no LLM does.
     planner: Literal["auto", "llm", "rules", "none"] = "auto"
@@ -80,6 +128,9 @@ class RecallSettings:
     # The paper orders by relevance; in the order of time a small model sees what is still true (benchmarks/LOG.md,
     # "Order of the evidence").
     evidence_order: Literal["relevance", "time"] = "time"
+
+    def __post_init__(self) -> None:
+        _one_of("mode", self.mode, MODES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Literal
 
+from lychee_local.errors import BadInput
+from lychee_local.trace import Trace
+
 Role = Literal["user", "assistant", "system", "tool"]
 ROLES: tuple[Role, ...] = ("user", "assistant", "system", "tool")
 
@@ -42,6 +45,7 @@ QUESTION_TYPES: tuple[QuestionType, ...] = (
 NodeKind = Literal["entity", "topic", "entity_topic", "temporal", "event_frame"]
 Precision = Literal["day", "month", "year", "interval"]
 Purpose = Literal["encode", "plan", "answer", "probe"]
+PURPOSES: tuple[Purpose, ...] = ("encode", "plan", "answer", "probe")
 CutReason = Literal[
     "semantic_boundary",
     "capacity_limit",
@@ -86,6 +90,14 @@ class TimeRange:
     since: date | None = None
     until: date | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("since", "until"):
+            day = getattr(self, name)
+            if isinstance(day, datetime):
+                object.__setattr__(self, name, day.date())
+            elif day is not None and not isinstance(day, date):
+                raise BadInput(f"{name}={day!r} is no day", hint="give a datetime.date, such as date(2024, 5, 31)")
+
     def overlaps(self, start: date, end: date) -> bool:
         return (self.until is None or start <= self.until) and (self.since is None or end >= self.since)
 
@@ -103,6 +115,13 @@ class Scope:
     kinds: tuple[MemoryType, ...] = ()
     roles: tuple[Role, ...] = ()
     said: TimeRange | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("sessions", "speakers", "kinds", "roles"):
+            given = getattr(self, name)
+            if isinstance(given, str):
+                raise BadInput(f"{name}={given!r} is one text", hint=f"give several in a tuple, one as ({given!r},)")
+            object.__setattr__(self, name, tuple(given))
 
     def holds(self, item: Turn | Record) -> bool:
         """Whether `item` is inside."""
@@ -377,6 +396,7 @@ class Candidate:
     queries: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
+    chain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +404,8 @@ class Evidence:
     """One item that is shown to the caller and to the answer model, with its provenance.
 
     `turns` are turn ids ("turn:SESSION:INDEX"), `refs` the caller's own ids of the same turns where there are any,
-    `dates` what the item is about, `said` when it was said. `score` is s_final in [0, 1] and orders the list.
+    `dates` what the item is about, `said` when it was said. `score` is s_final in [0, 1] and orders the list, except
+    that items of a chain, numbered by `chain` from 1, stand first, chain by chain as they joined (docs/method.md 8).
     """
 
     id: str
@@ -404,6 +425,28 @@ class Evidence:
     queries: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
+    chain: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One item of a chain as it joined. `relevance` is its calibrated similarity r to the question and `consistency`
+    that to the chain so far, both in [0, 1]; `gate` is what the two make; an anchor's gate is its relevance."""
+
+    id: str
+    relevance: float
+    consistency: float
+    gate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A line of evidence. It `ended` because the best gate left, `refused`, fell too far ("gate"), because it was as
+    long as allowed ("length"), or because the pool was used up ("pool")."""
+
+    links: tuple[Link, ...]
+    ended: Literal["gate", "length", "pool"]
+    refused: float = 0.0
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -417,7 +460,11 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one LLM call cost. Tokens as the model counts them; `cached_tokens` is the part of the prompt reused."""
+    """What one LLM call cost. Tokens as the model counts them; `cached_tokens` is the part of the prompt reused.
+
+    `session` is the one that was encoded, None for a question; `at` is when the call was logged, with its offset, and
+    None in lines that were written before it was kept.
+    """
 
     purpose: Purpose
     model: str
@@ -426,6 +473,8 @@ class Usage:
     cached_tokens: int = 0
     seconds: float = 0.0
     outcome: str = "ok"
+    session: str | None = None
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,11 +513,39 @@ class Remembered:
     records: tuple[Record, ...]
     usage: tuple[Usage, ...]
 
+    @property
+    def tokens(self) -> int:
+        """What the calls took, prompt and output together."""
+        return sum(u.prompt_tokens + u.output_tokens for u in self.usage)
+
+    def plus(self, other: Remembered) -> Remembered:
+        """What this and, after it, `other` did."""
+        return Remembered(
+            self.turns + other.turns,
+            self.skipped + other.skipped,
+            self.segments + other.segments,
+            self.records + other.records,
+            self.usage + other.usage,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reencoded:
+    """What one `reencode` did. `segments` got new `records`; `kept` are those for which the encoder had nothing, and
+    which therefore keep what they had; `skipped` counts those that it had encoded already."""
+
+    segments: tuple[Segment, ...]
+    kept: tuple[Segment, ...]
+    skipped: int
+    records: tuple[Record, ...]
+    usage: tuple[Usage, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a long `remember`, `flush` or `consolidate` stands. `done` and `total` count turns ("store") or segments
-    ("encode"); `records`, `output_tokens` and `seconds` sum over this call so far; `segment` was just finished."""
+    """Where a long `remember`, `flush`, `consolidate` or `reencode` stands. `done` and `total` count turns ("store") or
+    segments ("encode"); `records`, `output_tokens` and `seconds` sum over this call so far; `segment` was just
+    finished."""
 
     stage: Literal["store", "encode"]
     done: int
@@ -482,7 +559,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The LLM calls of one purpose, summed."""
+    """Some LLM calls, summed."""
 
     calls: int
     prompt_tokens: int
@@ -537,13 +614,16 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """The evidence for a question, best first. `notes` name everything that did not run as planned."""
+    """The evidence for a question, best first. `notes` name everything that did not run as planned; `chains` are those
+    that the evidence was grown into, with all their links; `trace` is there where an explanation was asked for."""
 
     question: str
     evidence: tuple[Evidence, ...]
     plan: Plan
     usage: tuple[Usage, ...] = ()
     notes: tuple[str, ...] = ()
+    chains: tuple[Chain, ...] = ()
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True, slots=True)

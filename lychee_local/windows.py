@@ -12,6 +12,7 @@ from itertools import zip_longest
 from lychee_local.lexicon import prompt_tokens, terms
 from lychee_local.store import Store
 from lychee_local.strategy import STRATEGIES, Strategy
+from lychee_local.trace import OFF, Recorder
 from lychee_local.types import Candidate, Plan, Scope, Turn
 
 
@@ -23,6 +24,7 @@ def windows(
     k: int,
     tokens: int | None = None,
     scope: Scope | None = None,
+    record: Recorder = OFF,
 ) -> dict[str, tuple[Candidate, ...]]:
     """Put the turns around the best candidates of every route beside them.
 
@@ -38,7 +40,7 @@ def windows(
         pools = {route: (*pool, *_answer_windows(pool, around, strategy)) for route, pool in pools.items()}
     places = _merge(_spans(pools, around, strategy, k, tokens), strategy.merge_gap)
     wanted = set(terms(" ".join(text for route in plan.routes for text in plan.variants(route))))
-    return {route: _placed(route, pool, places, around, strategy, wanted) for route, pool in pools.items()}
+    return {route: _placed(route, pool, places, around, strategy, wanted, record) for route, pool in pools.items()}
 
 
 class _Around:
@@ -115,6 +117,7 @@ def _placed(
     around: _Around,
     strategy: Strategy,
     wanted: set[str],
+    record: Recorder,
 ) -> tuple[Candidate, ...]:
     kept: list[Candidate] = []
     inside: dict[tuple[str, int, int], list[Candidate]] = {}
@@ -128,6 +131,8 @@ def _placed(
             inside.setdefault(holder, []).append(candidate)
         if candidate.kind == "record" or not holders:
             kept.append(candidate)
+        else:
+            record.drop("windows", candidate.id, f"stands in {_window_id(*holders[0])}")
     for (session, start, end), anchors in inside.items():
         turns = around.turns(session, start, end)
         needed = {i for a in anchors if a.kind != "record" for i in a.turns} or {i for a in anchors for i in a.turns}
@@ -135,7 +140,13 @@ def _placed(
         best = max(anchors, key=lambda a: (a.field_score, a.id))
         score = min(1.0, best.field_score + (0.03 if len(anchors) > 1 else 0.0))
         kept.append(replace(_window(best, shown, score, anchors, (start, end)), routes=(route,)))
-    return tuple(sorted(kept, key=lambda c: (-c.field_score, c.id)))
+    best_first = tuple(sorted(kept, key=lambda c: (-c.field_score, c.id)))
+    record.ranking("windows", best_first, "field_score", route)
+    return best_first
+
+
+def _window_id(session: str, start: int, end: int) -> str:
+    return f"window:{session}:{start}-{end}"
 
 
 def _window(
@@ -149,7 +160,7 @@ def _window(
     anchors = anchors or (best,)
     return replace(
         best,
-        id=f"window:{best.session}:{start}-{end}",
+        id=_window_id(best.session, start, end),
         kind="window",
         text=_lines(turns),
         turns=tuple(t.index for t in turns),

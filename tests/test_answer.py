@@ -66,6 +66,19 @@ def test_aware_and_naive_times_sort_together() -> None:
     assert answer.serialise([PASSAGE, aware], order="time").index("[2]") < 20
 
 
+def test_each_chain_is_a_block_in_the_order_of_joining_whatever_the_order_of_the_rest() -> None:
+    first = [replace(LATER, chain=1), replace(PASSAGE, chain=1)]
+    note = replace(NOTE, turns=("turn:S9:0",), chain=2)
+    shown = answer.serialise([*first, note, NOTE, replace(LATER, id="x")], order="time")
+    assert shown == (
+        "<chain>\n[1] Mentioned: 1 August 2023\n  Ben: My cat is old.\n"
+        "[2] Mentioned: 3 July 2023\n  Ana: I moved yesterday (2 July 2023)!\n  Ben: Where to?\n"
+        "  [4] Noted: Ana moved to Rome Date: 2 July 2023\n</chain>\n"
+        "<chain>\n[3] (event) Ana moved to Rome\n  Date: 2 July 2023\n</chain>\n"
+        "<conversation>\n[5] Mentioned: 1 August 2023\n  Ben: My cat is old.\n</conversation>"
+    )
+
+
 def test_nothing_is_none() -> None:
     assert answer.serialise([]) == "None"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -208,3 +209,40 @@ def test_the_cards_are_in_the_wheel(tmp_path: Path) -> None:
     )
     assert listed.returncode == 0, listed.stderr
     assert listed.stdout.split() == [card.name for card in cards.cards(tmp_path)]
+
+
+def test_a_shipped_embedder_is_calibrated_anew_in_one_home_alone(
+    home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shipped = cards.card("all-minilm-l6-v2", home)
+    measured = Calibration(0.41, 0.12, 0.07, 0.31)
+    path = cards.save_calibration(shipped, measured, home)
+    assert home in path.parents
+    assert cards.card("all-minilm-l6-v2", home) == replace(shipped, calibration=measured)
+    assert cards.card("all-minilm-l6-v2", home) in cards.cards(home)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    assert cards.card("all-minilm-l6-v2", elsewhere) == shipped
+    cards.save_calibration(shipped, Calibration(), home)
+    assert cards.card("all-minilm-l6-v2", home).calibration == Calibration()
+
+
+def test_a_calibration_of_other_weights_or_with_other_words_is_refused(home: Path) -> None:
+    shipped = cards.card("all-minilm-l6-v2", home)
+    path = cards.save_calibration(shipped, Calibration(), home)
+    good = path.read_text(encoding="utf-8")
+    path.write_text(good.replace(cards.digest(shipped), "0" * 64), encoding="utf-8")
+    with pytest.raises(BadInput, match="other weights"):
+        cards.card("all-minilm-l6-v2", home)
+    path.write_text(good.replace("surprise_centre", "surprise_center"), encoding="utf-8")
+    with pytest.raises(BadInput, match=r"all-minilm-l6-v2\.toml"):
+        cards.card("all-minilm-l6-v2", home)
+    with pytest.raises(BadInput, match="not embedder"):
+        cards.save_calibration(cards.card("qwen2.5-coder-1.5b", home), Calibration(), home)
+
+
+def test_an_embedder_of_the_users_own_is_calibrated_in_its_card(home: Path) -> None:
+    own = replace(cards.card("all-minilm-l6-v2", home), name="mine")
+    cards.save(own, home)
+    measured = Calibration(0.41, 0.12, 0.07, 0.31)
+    assert cards.save_calibration(own, measured, home) == home / "cards" / "mine.toml"
+    assert cards.card("mine", home) == replace(own, calibration=measured)

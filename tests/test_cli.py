@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from importlib import resources
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from lychee_local.memory import Memory
 ENGINES = {"torch", "llama_cpp", "outlines", "sentence_transformers", "FlagEmbedding", "transformers", "httpx"}
 VERBS = (
     *("remember", "recall", "ask", "show", "stats", "flush", "consolidate"),
-    *("forget", "check", "reindex", "export", "import", "doctor", "demo"),
+    *("reencode", "forget", "compact", "check", "reindex", "export", "import", "doctor", "demo"),
 )
 SAMPLE = str(resources.files("lychee_local") / "samples" / "everyday.jsonl")
 
@@ -72,8 +73,18 @@ def test_every_command_has_help_and_json(lychee: Lychee, command: str) -> None:
         (["demo", "--profile", "nothing"], "no profile is called 'nothing'"),
         (["models", "show", "nothing-like-it"], "no model is called 'nothing-like-it'"),
         (["models", "pull"], "no model was named"),
+        (["recall", "who?", "--mode", "chains"], "--mode 'chains' is unknown (one of lychee, chain, lychee+chain)"),
         (["show", "--records", "--nodes"], "choose one of"),
         (["show", "--kind", "entity"], "--kind 'entity' selects nothing"),
+        (["stats", "--by", "week"], "--by 'week' sums nothing (one of purpose, model, session, day)"),
+        (["consolidate", "--budget-seconds", "0"], "a budget is a positive number of seconds, not 0.0"),
+        (["consolidate", "--max-tokens", "-1"], "a budget is a positive number of tokens, not -1"),
+        (["models", "calibrate", "smollm2-135m", "--corpus", SAMPLE], "of the role llm, not embedder"),
+        (["models", "calibrate", "bge-m3", "--corpus", "nowhere"], "cannot read 'nowhere': No such file or directory"),
+        (
+            ["models", "calibrate", "bge-m3", "--corpus", SAMPLE, "--conversation", "a"],
+            "the input is JSON lines and holds no conversations",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_with_what_to_do(lychee: Lychee, arguments: list[str], says: str) -> None:
@@ -170,6 +181,22 @@ def test_what_was_remembered_is_shown_recalled_and_never_stored_twice(lychee: Ly
     assert {n["kind"] for n in lychee("show", "--nodes", "--kind", "entity", "--json").json} == {"entity"}
     assert lychee("stats", "--json").json["turns"] == 64
     assert "tea-in-march" in lychee("show", "--session", "nowhere").err
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+def test_recall_explains_itself_in_every_mode(lychee: Lychee) -> None:
+    lychee("remember", SAMPLE, "--no-llm")
+    asked = ("recall", "When did Felix adopt Biscuit?", "--explain")
+    for mode, part in (("lychee", "one of the first"), ("chain", "starts it"), ("lychee+chain", "chain 1")):
+        told = lychee(*asked, "--mode", mode)
+        assert told.code == 0
+        assert part in told.out
+        assert "milliseconds" in told.out
+        found = lychee(*asked, "--mode", mode, "--json").json
+        kept = [fate["id"] for fate in found["trace"]["candidates"] if fate["kept"]]
+        assert kept == [item["id"] for item in found["evidence"]]
+    assert lychee("recall", "When did Felix adopt Biscuit?", "--json").json["trace"] is None
 
 
 @pytest.mark.model
@@ -323,3 +350,80 @@ def test_the_demo_tells_the_whole_story_without_a_language_model(lychee: Lychee,
     assert measured["construction_tokens"] == 0
     assert "Which animals live with Felix?" in done.err
     assert sorted(p.name for p in models.iterdir()) == ["models"]
+
+
+# --- encoding later and again ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+def test_a_watching_process_encodes_what_others_remember_until_ctrl_c(lychee: Lychee) -> None:
+    first, second = (json.dumps({"text": f"My {what}.", "session": what}).encode() for what in ("boat", "kite"))
+    assert lychee("remember", "-", "--later", stdin=first).code == 0
+    assert lychee("stats", "--json").json["pending"] == 1
+    command = [sys.executable, "-m", "lychee_local", "consolidate", "--watch", "--no-llm"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert any("nothing waits" in line for line in process.stderr)
+        assert lychee("stats", "--json").json["pending"] == 0
+        # The memory is free while nothing waits.
+        assert lychee("remember", "-", "--later", stdin=second).code == 0
+        until = time.monotonic() + 60
+        while lychee("stats", "--json").json["pending"] and time.monotonic() < until:
+            time.sleep(0.2)
+    finally:
+        process.send_signal(signal.SIGINT)
+        told = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "0 segments wait to be encoded" in told
+    assert lychee("stats", "--json").json["pending"] == 0
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+def test_rules_stand_in_until_a_model_encodes_again_and_the_space_is_reclaimed(lychee: Lychee) -> None:
+    said = ("remember", "--text", "My bicycle is green and has a basket.", "--speaker", "Ana", "--session", "m")
+    assert lychee(*said, "--later").code == 0
+    assert lychee("flush", "--no-llm").code == 0
+    assert [r["origin"] for r in lychee("show", "--records", "--json").json] == ["rules"]
+    done = lychee("reencode", "--json")
+    assert done.code == 0
+    assert len(done.json["segments"]) + len(done.json["kept"]) == 1
+    assert done.json["usage"][0]["session"] == "m"
+    again = lychee("reencode", "--no-llm").out
+    assert "encoded anew by the rules" in again or "nothing to do" in again
+    sizes = lychee("compact", "--json").json
+    assert sizes["bytes_after"] <= sizes["bytes_before"]
+    assert "no session" in lychee("reencode", "--session", "nowhere", "--no-llm").err
+    by_session = lychee("stats", "--by", "session", "--json").json
+    assert {row["session"] for row in by_session} == {"m"}
+    assert by_session[0]["spent"]["calls"] >= 1
+    assert "in all" in lychee("stats", "--by", "day").out
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("models")
+def test_an_embedder_is_calibrated_for_memories_made_from_then_on(lychee: Lychee, tmp_path: Path) -> None:
+    assert lychee("remember", "--text", "hello", "--user", "before", "--later").code == 0
+    subjects = ("the cello needs new strings", "tomatoes grow in the garden", "our train to Porto was late")
+    corpus = tmp_path / "corpus.jsonl"
+    lines = [
+        {"text": f"I think {subject}, said {number}.", "session": f"s{session}"}
+        for session in range(2)
+        for subject in subjects
+        for number in range(18)
+    ]
+    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ("models", "calibrate", "all-minilm-l6-v2", "--corpus", str(corpus), "--turns-per-segment", "9")
+    measured = lychee(*command, "--json").json
+    assert measured["written"] is None
+    shipped = lychee("models", "show", "all-minilm-l6-v2", "--json").json["calibration"]
+    assert shipped == measured["calibrated"]["before"]
+    assert "written to" in lychee(*command, "--write").out
+    now = lychee("models", "show", "all-minilm-l6-v2", "--json").json["calibration"]
+    assert now == measured["calibrated"]["calibration"] != shipped
+    assert lychee("remember", "--text", "hello", "--user", "after", "--later").code == 0
+    for user, calibration in (("before", shipped), ("after", now)):
+        [manifest] = (tmp_path / "home" / "users").glob(f"{user}-*/manifest.json")
+        assert json.loads(manifest.read_bytes())["embedder"]["calibration"] == calibration

@@ -23,7 +23,7 @@ from store_samples import content, encode, filled, opened, say, segment_of, some
 
 from lychee_local.errors import StoreError
 from lychee_local.store import Store, check, user_folder
-from lychee_local.store.log import OsDisk
+from lychee_local.store.disk import OsDisk
 
 
 def step(store: Store) -> None:

@@ -14,16 +14,18 @@ PACKAGE = Path(__file__).resolve().parent.parent / "lychee_local"
 # Every module has a place; those of the two sub-packages have their package's. A new one that is missing here fails the
 # first test: decide where it belongs.
 GROUPS = {
-    "ground": "errors types dates settings options strategy lexicon rules fence",
+    "ground": "errors trace types dates settings options strategy lexicon rules fence",
     "models": "cards gguf fetch pull",
     "backends": "backends backends.bge backends.chat backends.constraint backends.fake backends.llama backends.load"
     " backends.native",
-    "store": "store store.archive store.catalogue store.catchup store.check store.codec store.disk store.draft"
-    " store.epoch store.forget store.graph store.opening store.snapshot store.derived store.remains store.salvage store.living store.lock store.log store.manifest store.migrate store.nodes"
-    " store.reembed store.repair store.residue store.transaction store.vectors store.view store.words",
+    "store": "store store.archive store.arrival store.catalogue store.catchup store.check store.codec"
+    " store.departure store.derived store.disk store.draft store.epoch store.forget store.graph"
+    " store.living store.lock store.log store.manifest store.migrate store.nodes store.opening"
+    " store.reembed store.remains store.repair store.residue store.salvage store.snapshot"
+    " store.transaction store.vectors store.view store.words",
     "stages": "segment encode plan channels windows rank chain answer",
-    "memory": "intake engines memory upkeep",
-    "surface": "screen cli cli_models cli_upkeep demo doctor __main__",
+    "memory": "intake engines accounting consolidation calibrate machine memory upkeep watch",
+    "surface": "screen explain cli cli_encode cli_models cli_upkeep demo doctor __main__",
 }
 MAY_KNOW = {
     "ground": {"ground"},

@@ -70,9 +70,7 @@ def files(home: Path) -> dict[str, bytes]:
     """The user's logs and rows; the usage log holds measured seconds and is left out."""
     (folder,) = (home / "users").iterdir()
     return {
-        p.name: p.read_bytes()
-        for p in folder.rglob("*")
-        if p.suffix in (".jsonl", ".rows") and p.name != "usage.jsonl"
+        p.name: p.read_bytes() for p in folder.rglob("*") if p.suffix in (".jsonl", ".rows") and p.name != "usage.jsonl"
     }
 
 

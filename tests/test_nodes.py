@@ -110,11 +110,11 @@ def test_month_node_covers_the_whole_month() -> None:
 
 def test_event_frame_is_the_segment() -> None:
     records = [record(f"sentence {i}") for i in range(14)]
-    frame = event_frame(SEGMENT, records)
+    frame = event_frame(SEGMENT.id, records)
     assert (frame.kind, frame.key, len(frame.records)) == ("event_frame", "S1:4-9", 14)
     assert label_text(frame, records) == "\n".join(f"sentence {i}" for i in range(12))
     fragment = Segment("S1", 4, 4, "oversized_turn_fragment", 900, 1, 1.0, (3000, 6000))
-    assert event_frame(fragment, records).key == "S1:4-4@3000"
+    assert event_frame(fragment.id, records).key == "S1:4-4@3000"
 
 
 def test_nodes_of_encoding_merges() -> None:

@@ -49,7 +49,7 @@ from lychee_local.store.nodes import event_frame, label_text, nodes_of_encoding,
 from lychee_local.store.vectors import Vectors
 from lychee_local.types import DateSpan, Decision, Exchange, Node, Record, Scope, Segment, Temporal, TimeRange, Turn
 
-MOMENTS = 25  # of those that an operation has, spread evenly
+MOMENTS = 4  # of those that an operation has, spread evenly
 
 # --- interrupted -----------------------------------------------------------------------------------------------------
 
@@ -168,8 +168,8 @@ def test_killed_at_every_operation(home: Path, tmp_path: Path, verb: str) -> Non
     take, taken = copies(home, tmp_path / "copies")
     with open_any(home, disk=WatchedDisk(take)) as store:
         VERBS[verb](store)
-    assert len(taken) > 20
-    seen = [require_whole(copy, allowed, verb) for copy in taken[:: 1 + len(taken) // MOMENTS]]
+    assert len(taken) > 10
+    seen = [require_whole(copy, allowed, verb) for copy in taken[:: 1 + len(taken) // (2 * MOMENTS)]]
     assert seen == sorted(seen)  # before, before, ..., after: there is one moment at which it happens
 
 
@@ -186,10 +186,10 @@ def test_killed_while_graphs_are_saved(home: Path, tmp_path: Path) -> None:
     take, taken = copies(home, tmp_path / "copies")
     store = without_graphs(home, WatchedDisk(take))
     expected = content(store)
-    taken.clear()
+    before = len(taken)
     store.close()
-    assert len(taken) > 10
-    for copy in taken:
+    assert len(taken) - before >= 10
+    for copy in taken[before:]:
         require_whole(copy, [expected], "save")
 
 
@@ -246,7 +246,7 @@ def test_an_error_at_every_operation(home: Path, tmp_path: Path, verb: str, kind
 def test_a_graph_that_cannot_be_saved(home: Path, tmp_path: Path) -> None:
     """It costs time, never a result."""
     watch = Breaking(OSError, lasting=False)
-    for at in range(1, 11):
+    for at in range(1, 11, 3):
         copy = tmp_path / str(at)
         shutil.copytree(home, copy)
         watch.at = 0
@@ -264,7 +264,7 @@ def test_a_graph_that_cannot_be_saved(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["forget", "erase", "compact", "reindex"])
 def test_a_full_disk(home: Path, tmp_path: Path, verb: str) -> None:
     allowed = states(home, verb, tmp_path / "states")
-    for size in (0, 600, 2_000, 5_000, 20_000, 50_000):
+    for size in (0, 2_000, 20_000):
         copy = tmp_path / str(size)
         shutil.copytree(home, copy)
         with open_any(copy) as store:
@@ -510,12 +510,12 @@ class Model:
 
     def encode(self, segment: Segment, records: list[Record], note: str, *, again: bool) -> None:
         frame = event_frame(segment.id, ()).id
-        living = {n.id for n in self.nodes()}
+        known = {i for i, _ in self.texts("nodes")}
         if again:
             self.withdraw(segment)
         self.encodings.append(Coded(segment, note, list(records)))
         for node in nodes_of_encoding(segment, records):
-            if node.kind != "temporal" and (node.id not in living or (again and node.id == frame)):
+            if node.kind != "temporal" and (node.id not in known or (again and node.id == frame)):
                 self.labels.pop(node.id, None)
                 self.labels[node.id] = (node.label, label_text(node, records))
 
@@ -994,4 +994,4 @@ def any_order(homes: pytest.TempPathFactory, examples: int, steps: int) -> None:
 
 
 def test_any_sequence_equals_a_model(tmp_path_factory: pytest.TempPathFactory) -> None:
-    any_order(tmp_path_factory, examples=20, steps=25)
+    any_order(tmp_path_factory, examples=10, steps=25)

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from store_samples import EMBEDDER, content, encode, filled, opened, say, segment_of, some_record, some_turns, unit
 
 from lychee_local.errors import BadInput, StoreDamaged, StoreError, StoreLocked, StoreMismatch
-from lychee_local.store import EmbedderIdentity, Store, check, user_folder
+from lychee_local.store import EmbedderIdentity, Selection, Store, check, repair, user_folder
 from lychee_local.store.disk import OsDisk
 from lychee_local.store.draft import remove_catalogue
 from lychee_local.store.vectors import Vectors
@@ -818,3 +818,86 @@ def test_any_sequence_equals_a_model(tmp_path_factory: pytest.TempPathFactory) -
         max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     case("runTest").runTest()
+
+
+# --- what does not belong there --------------------------------------------------------------------------------------
+
+
+def test_nothing_behind_a_link_is_touched(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    folder = user_folder(tmp_path, "ana")
+    outside = tmp_path / "precious"
+    outside.mkdir()
+    (outside / "letter").write_text("kept")
+    (folder / "epoch-000007").symlink_to(outside)
+    with opened(tmp_path) as store:
+        say(store, "S1", 1)
+    assert not (folder / "epoch-000007").exists()
+    assert (outside / "letter").read_text() == "kept"
+    lines = folder / "epoch-000001" / "turns.jsonl"
+    lines.rename(outside / "turns.jsonl")
+    lines.symlink_to(outside / "turns.jsonl")
+    with pytest.raises(StoreDamaged, match="is a link or no file at all"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "usage.jsonl", "epoch-000001/turns.jsonl"])
+def test_a_pipe_in_the_place_of_a_file_makes_nobody_wait(tmp_path: Path, name: str) -> None:
+    filled(tmp_path).close()
+    path = user_folder(tmp_path, "ana") / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(StoreDamaged, match=path.name), opened(tmp_path) as store:
+        store.usage()
+    assert any(path.name in finding.what for finding in check(user_folder(tmp_path, "ana")))
+
+
+def test_an_epoch_under_another_name_is_not_cleared_away(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        before, folder = content(store), store.path
+    (folder / "epoch-000001").rename(folder / "epoch-000003")
+    with pytest.raises(StoreDamaged, match="is missing"):
+        opened(tmp_path)
+    assert (folder / "epoch-000003" / "turns.jsonl").exists()
+    repair(tmp_path, "ana", embedder=EMBEDDER, embed=lambda texts: unit(*texts))
+    with opened(tmp_path) as store:
+        assert content(store) == before
+
+
+def test_a_lock_that_could_not_be_taken_is_given_back(tmp_path: Path) -> None:
+    with largest_file(0), pytest.raises(StoreError):
+        opened(tmp_path, "ben")
+    filled(tmp_path, "ben").close()
+
+
+def test_writing_goes_on_once_there_is_room_again(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        for size in (0, 500, 5_000, 20_000):
+            with largest_file(size), contextlib.suppress(StoreError):
+                say(store, "S1", 40)
+        count = len(store.turns("S1"))
+        say(store, "S1", 2)
+        assert len(store.turns("S1")) == count + 2
+
+
+def test_an_erasure_that_was_stopped_is_finished(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        store.forget(Selection(turns=("turn:S1:1",)))
+        folder = store.path
+    needle = b"what was said 1 in S1"
+    assert any(needle in p.read_bytes() for p in folder.rglob("*.jsonl"))
+    with opened(tmp_path) as store:
+        store.erase(Selection(matching=needle.decode()))  # nothing matches any more
+        assert not store.finish_erasure()
+    assert not any(needle in p.read_bytes() for p in folder.rglob("*") if p.is_file())
+
+
+def test_the_usage_log_forgets_the_name_of_a_session(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        for session in ("S1", "S2", None):
+            store.add_usage(replace(USAGE, session=session))
+        store.erase(Selection(session="S2"))
+        assert [u.session for u in store.usage()] == ["S1", None, None]
+        store.add_usage(USAGE)
+        assert len(store.usage()) == 4
+    assert check(user_folder(tmp_path, "ana")) == ()

@@ -43,7 +43,19 @@ from lychee_local.store.transaction import Transaction
 from lychee_local.store.vectors import EXACT_BELOW, Vectors, unit_rows
 from lychee_local.store.view import ROWS, Field, VectorHit, View
 from lychee_local.store.words import Field as WordField
-from lychee_local.types import Decision, Node, NodeKind, Receipt, Record, Scope, Segment, TimeRange, Turn, Usage
+from lychee_local.types import (
+    Decision,
+    Node,
+    NodeKind,
+    Receipt,
+    Record,
+    Scope,
+    Segment,
+    TimeRange,
+    Turn,
+    Usage,
+    turn_place,
+)
 
 __all__ = [
     "ArchiveAbout",
@@ -143,35 +155,25 @@ class Store:
 
     def refresh(self) -> bool:
         """Show what another process has committed; True if anything changed."""
-        with self._reading() as view:
-            if not self._log.read_only or self._in_snapshot:
-                return False
-            manifest = self._log.poll()
-            if manifest is not None:
-                moved = manifest.epoch != self._log.manifest.epoch
-                self._log.adopt(manifest)
-                if moved or view.catalogue.replaced():
-                    self._view = None
-                    view.close()
-                    self._view = self._opened()
-                    return True
-            if view.catalogue.covers()[0] < self._log.manifest.generation:
-                catch_up_if_free(self._log, view.catalogue)
-            return view.sync()
+        with self._lock:
+            before = self._view
+            generation = -1 if before is None else before.generation
+            with self._held() as view:
+                if self._log.read_only and not self._in_snapshot:
+                    view = self._follow(view)
+            return view is not before or view.generation != generation
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
         """Inside, everything is as of one commit, the latest one. Other threads wait, so keep it short."""
-        with self._reading():
+        with self._held():
             self.refresh()
             if self._in_snapshot or not self._log.read_only:
                 yield  # the lock keeps this process's own commits out, and there are no others
                 return
-            view = self._now()
-            view.catalogue.begin()
+            view = self._pinned()
             self._in_snapshot = True
             try:
-                view.sync()
                 yield
             finally:
                 self._in_snapshot = False
@@ -199,12 +201,11 @@ class Store:
 
     def turn(self, turn_id: str) -> Turn:
         """Raises KeyError for an unknown or forgotten id."""
-        kind, _, place = turn_id.partition(":")
-        session, _, index = place.rpartition(":")
-        found = self.turns(session, int(index), int(index) + 1) if kind == "turn" and index.isdecimal() else ()
-        if not found:
-            raise KeyError(turn_id)
-        return found[0]
+        with self._reading() as view:
+            number = view.catalogue.turn_number(turn_id)
+            if number is None:
+                raise KeyError(turn_id)
+            return view.catalogue.turn(number)
 
     def turn_by_ref(self, session: str, ref: str) -> Turn | None:
         with self._reading() as view:
@@ -248,6 +249,33 @@ class Store:
         with self._reading() as view:
             return view.catalogue.encoding_of(segment_id)
 
+    def encoder_of(self, segment_id: str) -> str | None:
+        """The name of what encoded the segment; None where it waits, or does not exist, or that was not kept.
+
+        Encodings from before it was kept are known to be by rules where all of their records are.
+        """
+        with self._reading() as view:
+            number = view.catalogue.encoding_of(segment_id)
+            if number is None:
+                return None
+            line = view.catalogue.encoding(number)
+            by_rules = bool(line.records) and all(record.origin == "rules" for record in line.records)
+            return line.encoder or ("rules" if by_rules else None)
+
+    def preceding(self, segment: Segment, *, records: int) -> tuple[str, tuple[Record, ...]]:
+        """What the earlier segments of its session gave: the note of the last of them that is encoded, and the last
+        `records` of their records, in order. It is the same whenever `segment` is encoded, soon or years later."""
+        note = None
+        found: dict[int, None] = {}
+        with self._reading() as view:
+            for number, noted in view.catalogue.encodings_before(segment.id):
+                if note is None:
+                    note = view.catalogue.encoding(number).note if noted else ""
+                found |= dict.fromkeys(reversed(view.catalogue.records_of_encoding(number)))
+                if len(found) >= records:
+                    break
+            return note or "", tuple(map(view.catalogue.record, list(found)[:records][::-1]))
+
     def records(self, session: str | None = None, *, latest: int | None = None) -> tuple[Record, ...]:
         """In the order of their first encoding; with `latest` only that many, the last ones."""
         with self._reading() as view:
@@ -256,10 +284,7 @@ class Store:
     def record(self, record_id: str) -> Record:
         """Raises KeyError for an unknown or forgotten id."""
         with self._reading() as view:
-            number = view.catalogue.record_number(record_id)
-            if number is None:
-                raise KeyError(record_id)
-            return view.catalogue.record(number)
+            return view.record(record_id)
 
     def segment_records(self, segment_id: str) -> tuple[Record, ...]:
         """What this segment's encoding gave, as it stands now; empty where it gave nothing or is pending.
@@ -282,10 +307,7 @@ class Store:
     def node(self, node_id: str, *, latest: int | None = None) -> Node:
         """With `latest` only that many of its records, the newest. Raises KeyError for an unknown id."""
         with self._reading() as view:
-            number = view.catalogue.node_number(node_id)
-            if number is None:
-                raise KeyError(node_id)
-            return view.catalogue.node(number, latest=latest)
+            return view.node(node_id, latest)
 
     def nodes(self, kind: NodeKind | None = None) -> tuple[Node, ...]:
         """By their first records; dates last."""
@@ -327,6 +349,15 @@ class Store:
         with self._reading() as view:
             return view.search(field, queries, k, kinds=node_kinds, scope=scope)
 
+    def vectors(self, field: Field, ids: Sequence[str]) -> Vectors:
+        """The stored vectors of turns, records or nodes, float32 of shape (len(ids), dimension).
+
+        Raises:
+            KeyError: an id that is unknown or forgotten, or a node of a date, which has no vector.
+        """
+        with self._reading() as view:
+            return view.vectors(field, ids)
+
     def words(self, field: WordField, query: str, k: int, *, scope: Scope | None = None) -> list[tuple[str, float]]:
         """The `k` turns or records that share the most telling words with `query`: ids and BM25, best first."""
         if k < 1:
@@ -354,9 +385,9 @@ class Store:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def lacking(self, nodes: Iterable[Node]) -> list[Node]:
-        """Those of `nodes` that this memory does not have."""
+        """Those of `nodes` of which this memory has no vector: new ones, and those whose label was forgotten."""
         with self._reading() as view:
-            return [node for node in nodes if view.catalogue.node_number(node.id) is None]
+            return [node for node in nodes if view.catalogue.label_row(node.id) is None]
 
     def missing_nodes(
         self, segment: Segment, records: Sequence[Record], *, withdrawn: bool = False
@@ -396,13 +427,15 @@ class Store:
         before = sum(_sizes(self.path).values())
         held = {name: extent.count for name, extent in self._log.manifest.files.items()}
         receipt, traces = self._forgetting(selection, dry_run=False, on_progress=on_progress)
+        for kept in self.path.glob("damaged-*"):  # what a repair has put aside may hold it too
+            remove_folder(self._log.disk, kept)
         if not receipt.turns and not receipt.records:
+            self.finish_erasure(on_progress=on_progress)  # an earlier call may have been stopped half-way
             return receipt
         self.compact(on_progress=on_progress)
-        for kept in self.path.glob("damaged-*"):  # what a repair has put aside holds it too
-            remove_folder(self._log.disk, kept)
+        self._blank_usage({turn_place(i)[0] for i in receipt.turns} - set(self.sessions()))
         left = self._log.manifest.files
-        residues, elsewhere = traces.in_folder(self.path, self._log.epoch)
+        residues, elsewhere = self._searched_for(traces)
         return replace(
             receipt,
             compacted=True,
@@ -412,6 +445,26 @@ class Store:
             residues=residues,
             elsewhere=elsewhere,
         )
+
+    def _blank_usage(self, sessions: Collection[str]) -> None:
+        """Take the names of `sessions`, which are no more, out of the usage log; what their calls cost stays."""
+
+        def blank(payload: bytes) -> bytes:
+            usage = codec.decode(Usage, payload)
+            return codec.encode(replace(usage, session=None)) if usage.session in sessions else payload
+
+        if sessions:
+            self._log.rewrite_usage(blank)
+
+    def _searched_for(self, traces: Traces) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The bytes of the folder, with the catalogue closed. A process that opens and closes a file of SQLite's by
+        itself loses SQLite's locks on it (sqlite.org/howtocorrupt.html, 2.2), and the next one to come believes to be
+        the first and cuts off what this one has mapped."""
+        with self._writing, self._lock:
+            view, self._view = self._view, None
+            if view is not None:
+                view.close()
+            return traces.in_folder(self.path, self._log.epoch)
 
     def _forgetting(self, selection: Selection, *, dry_run: bool, on_progress: Report | None) -> tuple[Receipt, Traces]:
         with self._writing, self._reading() as view:
@@ -428,6 +481,14 @@ class Store:
                 self._begin()
                 self._end(Batch(lines={files.FORGOTTEN: [codec.encode(gone.line)]}))
             return receipt, traces
+
+    def finish_erasure(self, *, on_progress: Report | None = None) -> bool:
+        """Compact if an `erase` was stopped after its commit and before its compaction; True if so."""
+        with self._reading() as view:
+            owed = not self._log.read_only and view.catalogue.holds_forgotten()
+        if owed:
+            self.compact(on_progress=on_progress)
+        return owed
 
     def compact(self, *, on_progress: Report | None = None) -> None:
         """Write everything that is left into new files and remove the old ones. Nothing of what was forgotten remains.
@@ -532,7 +593,7 @@ class Store:
         with self._writing:
             if self._in_transaction:
                 raise StoreError("this thread is in a transaction", hint="leave it first")
-            with self._reading() as view:
+            with self._held() as view:
                 before = self._log.manifest.epoch
                 try:
                     yield
@@ -549,7 +610,7 @@ class Store:
             StoreError: it could not be written.
         """
         line = codec.encode(usage)
-        with self._reading():
+        with self._held():
             self._log.append_usage(line)
 
     def close(self) -> None:
@@ -585,19 +646,73 @@ class Store:
     def _now(self) -> View:
         if self._closed:
             raise StoreError(f"the memory {self.path} is closed", hint="open it again")
-        if self._log.read_only and not self._in_snapshot and self._view is not None and not self._view.folder.exists():
-            # Another process has written the memory anew: what was open can be read to its end, but not added to.
-            view, self._view = self._view, None
-            view.close()
-            self._log.adopt(self._log.poll() or self._log.manifest)
         if self._view is None:
             self._view = self._opened()
+        elif self._log.read_only and not self._in_snapshot and not self._view.folder.exists():
+            # Another process has written the memory anew. What was open can be read to its end, but not added to.
+            return self._reopened()
         return self._view
+
+    def _reopened(self) -> View:
+        view, self._view = self._view, None
+        if view is not None:
+            view.close()
+        self._log.adopt(self._log.poll() or self._log.manifest)
+        self._view = self._opened()
+        return self._view
+
+    def _follow(self, view: View) -> View:
+        """A reader's step to the latest commit."""
+        manifest = self._log.poll()
+        if manifest is not None and (manifest.epoch != self._log.manifest.epoch or view.catalogue.replaced()):
+            return self._reopened()
+        self._log.adopt(manifest or self._log.manifest)
+        try:
+            if view.catalogue.covers()[0] < self._log.manifest.generation:
+                catch_up_if_free(self._log, view.catalogue)
+            view.sync()
+        except StoreError:
+            if not self._was_written_anew():
+                raise
+            return self._reopened()
+        return view
+
+    def _pinned(self) -> View:
+        """The view, showing the latest commit until its catalogue is told that this was the end."""
+        while True:
+            view = self._now()
+            view.catalogue.begin()
+            try:
+                view.sync()
+                return view
+            except BaseException as error:
+                view.catalogue.end()
+                if not isinstance(error, StoreError) or not self._was_written_anew():
+                    raise
+                self._reopened()
+
+    def _was_written_anew(self) -> bool:
+        """Whether another process has put another epoch in the place of this one, whose files are gone then."""
+        manifest = self._log.poll() if self._log.read_only else None
+        return manifest is not None and manifest.epoch != self._log.manifest.epoch
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[View]:
+        with self._lock, self._sound():
+            yield self._now()
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[View]:
-        with self._lock, self._sound():
-            yield self._now()
+        """The view, whose answers are as of one commit until this ends: another process may commit in between."""
+        with self._held() as view:
+            if not self._log.read_only or view.catalogue.db.in_transaction:
+                yield view
+                return
+            view.catalogue.begin()
+            try:
+                yield view
+            finally:
+                view.catalogue.end()
 
     @contextlib.contextmanager
     def _sound(self) -> Iterator[None]:
@@ -612,10 +727,9 @@ class Store:
             try:
                 return self._opened_once()
             except StoreError:
-                manifest = self._log.poll() if self._log.read_only else None
-                if manifest is None or manifest.epoch == self._log.manifest.epoch:
+                if not self._was_written_anew():
                     raise
-                self._log.adopt(manifest)  # its files were written anew while this looked at them
+                self._log.adopt(self._log.poll() or self._log.manifest)
 
     def _opened_once(self) -> View:
         log = self._log
@@ -633,7 +747,7 @@ class Store:
                 raise StoreError("this thread is in a transaction already", hint="leave the first one before the next")
             if self._log.read_only:
                 raise StoreError(f"{self.path} was opened read-only", hint="open it without read_only to write")
-            with self._reading():
+            with self._held():
                 begun = self._log.manifest
         except BaseException:
             self._writing.release()
@@ -645,7 +759,7 @@ class Store:
         """Commit `batch`, where there is one, and let the next transaction in."""
         try:
             if batch is not None and any(batch.lines.values()):
-                with self._reading() as view:
+                with self._held() as view:
                     self._commit(view, batch)
         finally:
             self._in_transaction = False

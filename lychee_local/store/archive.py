@@ -103,6 +103,7 @@ class Encoded:
     segment: str
     note: str
     records: tuple[Record, ...]
+    encoder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,8 @@ def inspect(source: Path) -> ArchiveAbout:
 @contextlib.contextmanager
 def opened(source: Path) -> Iterator[Archive]:
     try:
+        if source.exists() and not source.is_file():
+            raise BadInput(f"{source} is no file", hint="lychee export writes archives")
         file = source.open("rb")
     except OSError as error:
         raise os_error(error, "read", source) from error

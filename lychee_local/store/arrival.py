@@ -235,7 +235,9 @@ class _Arrival:
         self._records += len(records)
         rows, checks = self._rows(files.RECORD_ROWS, len(records), lambda _: [r.embedded_text for r in records])
         check = iter(checks)
-        lines = [EncodingLine(e.segment, e.note, e.records, tuple(islice(check, len(e.records)))) for e in encoded]
+        lines = [
+            EncodingLine(e.segment, e.note, e.records, tuple(islice(check, len(e.records))), e.encoder) for e in encoded
+        ]
         batch = _batch(files.ENCODINGS, lines, files.RECORD_ROWS, rows)
         if not self._embedding:
             return batch

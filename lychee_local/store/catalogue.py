@@ -96,6 +96,9 @@ class Catalogue:
         try:
             self._prepare(private)
             self._inode = 0 if private else (folder / files.CATALOGUE).stat().st_ino
+        except FileNotFoundError as error:  # the memory was written anew in this moment
+            self.db.close()
+            raise sqlite3.OperationalError(f"{target} is gone") from error
         except BaseException:
             self.db.close()
             raise
@@ -106,6 +109,7 @@ class Catalogue:
         # A commit is made durable by the manifest; of the catalogue, the end may be lost and is caught up.
         self.db.execute("PRAGMA synchronous = NORMAL")
         self.db.execute("PRAGMA cache_size = -16384")
+        self.db.execute("PRAGMA temp_store = MEMORY")  # nothing of a memory leaves its folder, not even for a sort
         [version] = self._one("PRAGMA user_version")
         if version == SCHEMA:
             return
@@ -120,8 +124,12 @@ class Catalogue:
                 self.db.execute(f"PRAGMA user_version = {SCHEMA}")
             self.db.execute("COMMIT")
         except BaseException:
-            self.db.execute("ROLLBACK")
+            self._roll_back()
             raise
+
+    def _roll_back(self) -> None:
+        if self.db.in_transaction:  # on a full disk SQLite has done it already
+            self.db.execute("ROLLBACK")
 
     def replaced(self) -> bool:
         """Whether another file lies in its place now: a backup was put back, or it was built anew."""
@@ -181,7 +189,7 @@ class Catalogue:
             self.db.execute("INSERT OR REPLACE INTO meta VALUES ('covers', ?)", (json.dumps(content),))
             self.db.execute("COMMIT")
         except BaseException:
-            self.db.execute("ROLLBACK")
+            self._roll_back()
             self._turn.cache_clear()
             self._encoding.cache_clear()
             raise
@@ -202,6 +210,11 @@ class Catalogue:
         for name, num in self.db.execute("SELECT file, num FROM gone"):
             found.setdefault(name, set()).add(num)
         return found
+
+    def holds_forgotten(self) -> bool:
+        """Whether turns or records were forgotten whose bytes are still in the files."""
+        names = (files.TURNS, files.RECORD_ROWS)
+        return self.db.execute("SELECT 1 FROM gone WHERE file IN (?, ?) LIMIT 1", names).fetchone() is not None
 
     def dangling_following(self) -> list[tuple[str, int]]:
         """Each session whose next index does not follow from its last living turn, with that index, by name."""
@@ -324,6 +337,16 @@ class Catalogue:
         ).fetchone()
         return self._encoding(found[0]).note if found is not None and found[1] else ""
 
+    def encodings_before(self, segment_id: str) -> Iterator[tuple[int, bool]]:
+        """Of the earlier segments of the same session, the nearest first, and whether its note stands."""
+        return iter(
+            self.db.execute(
+                "SELECT e.num, e.noted FROM segment s JOIN segment p ON p.session = s.session AND p.num < s.num "
+                "JOIN encoding e ON e.num = p.encoding WHERE s.id = ? ORDER BY p.num DESC",
+                (segment_id,),
+            )
+        )
+
     # --- records -----------------------------------------------------------------------------------------------------
 
     def record_numbers(self, session: str | None, latest: int | None = None) -> list[int]:
@@ -363,9 +386,9 @@ class Catalogue:
         """None for an unknown or forgotten turn."""
         kind, _, place = turn_id.partition(":")
         session, _, index = place.rpartition(":")
-        if kind != "turn" or not index.isdecimal() or len(index) > 18:
+        if kind != "turn" or not (index.isascii() and index.isdecimal()) or len(index) > 18:
             return None
-        found = self.turn_numbers(session, int(index), int(index) + 1)
+        found = self.turn_numbers(session, int(index), int(index) + 1) if str(int(index)) == index else []
         return found[0] if found else None
 
     def decisions_about(self, session: str, indexes: Sequence[int]) -> list[int]:
@@ -403,12 +426,18 @@ class Catalogue:
         ).fetchall()
         return [self._encoding(encoding).records[place] for encoding, place in found]
 
-    def segments_of_record(self, num: int) -> list[int]:
-        return self._all(
-            "SELECT DISTINCT e.segment FROM record r JOIN occurrence o ON o.record = r.id "
-            "JOIN encoding e ON e.num = o.encoding WHERE r.num = ? ORDER BY e.segment",
-            num,
+    def encoded(self, session: str) -> dict[int, list[Record]]:
+        """What each encoding of the session still says, by the number of its segment; a sentence said twice is there
+        twice."""
+        found = self.db.execute(
+            "SELECT e.segment, o.encoding, o.place FROM encoding e JOIN occurrence o ON o.encoding = e.num "
+            "WHERE e.session = ? ORDER BY o.num",
+            (self._session(session),),
         )
+        said: dict[int, list[Record]] = {}
+        for segment, encoding, place in found.fetchall():
+            said.setdefault(segment, []).append(self._encoding(encoding).records[place])
+        return said
 
     def frame_labels(self, rows: Sequence[int]) -> list[int]:
         """Label vectors of the event frames of the segments in whose encodings these rows are."""
@@ -428,6 +457,11 @@ class Catalogue:
     def node_vector(self, num: int) -> int | None:
         """The row of the node's label; None for a date, and where the label was forgotten."""
         return self._one("SELECT vector FROM node WHERE num = ?", num)[0]
+
+    def label_row(self, identifier: str) -> int | None:
+        """The row of a node's label; None where there is no such node, or as for `node_vector`."""
+        found = self._all("SELECT vector FROM node WHERE id = ?", identifier)
+        return found[0] if found else None
 
     def linked(self, num: int, *, without: Collection[int]) -> Iterator[Record]:
         """What a node's records say, row by row, leaving out the rows `without`."""

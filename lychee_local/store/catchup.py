@@ -162,8 +162,8 @@ class CatchUp:
             self._run("UPDATE encoding SET noted = 0 WHERE num = ?", num)
         for num in _below(line.labels, since[files.NODES]):
             self._drop_label(num)
-        for session, _ in line.following:
-            self._settle_session(session)
+        for session, index in line.following:
+            self._settle_session(session, index)
 
     def _bury(self, name: str, row: int) -> None:
         self._run("INSERT INTO dead(file, num) VALUES (?, ?)", name, row)
@@ -208,15 +208,18 @@ class CatchUp:
             self._run("UPDATE node SET vector = NULL WHERE num = ?", found[0])
             self._unsure.add(found[0])
 
-    def _settle_session(self, name: str) -> None:
+    def _settle_session(self, name: str, following: int) -> None:
+        """`following` can be more than what was taken in: the last turns may be new, and forgotten already."""
         [num] = self._run("SELECT num FROM session WHERE name = ?", name).fetchone() or (None,)
         if num is None:
             return
         [first] = self._run("SELECT num FROM turn WHERE session = ? ORDER BY place LIMIT 1", num).fetchone() or (None,)
         if first is None:
             self._run("DELETE FROM session WHERE num = ?", num)
+            self._sessions.pop(name, None)  # it may begin again in this catch-up, under another number
         else:
-            self._run("UPDATE session SET first = ? WHERE num = ?", first, num)
+            values = (first, following, num)
+            self._run("UPDATE session SET first = ?, following = max(following, ?) WHERE num = ?", *values)
 
     # --- what is added -----------------------------------------------------------------------------------------------
 
@@ -334,22 +337,27 @@ class CatchUp:
         """Nodes that no record points to any more are no nodes; one without its label's vector is named as its first
         living record spells it."""
         for num in sorted(self._unsure):
-            identifier, vector, when, first = self._run(
-                "SELECT id, vector, since, (SELECT min(record) FROM link WHERE node = num) FROM node WHERE num = ?", num
+            identifier, vector, when, linked = self._run(
+                "SELECT id, vector, since, EXISTS (SELECT 1 FROM link WHERE node = num) FROM node WHERE num = ?", num
             ).fetchone()
-            if first is None:
+            if not linked:
                 if vector is not None:
                     self._bury(files.NODE_ROWS, vector)
                 self._run("DELETE FROM node WHERE num = ?", num)
             elif vector is None and when is None:
-                self._respell(num, identifier, first)
+                self._respell(num, identifier)
 
-    def _respell(self, num: int, identifier: str, row: int) -> None:
-        encoding, place = self._run("SELECT encoding, place FROM occurrence WHERE num = ?", row).fetchone()
-        record = self._values.encoding(encoding).records[place]
-        spelled = next((node.label for node in nodes_of_record(record) if node.id == identifier), None)
-        if spelled is not None:
-            self._run("UPDATE node SET label = ? WHERE num = ?", spelled, num)
+    def _respell(self, num: int, identifier: str) -> None:
+        said = self._run(
+            "SELECT o.encoding, o.place FROM link l JOIN record r ON r.num = l.record "
+            "JOIN occurrence o ON o.record = r.id WHERE l.node = ? ORDER BY o.num",
+            num,
+        )
+        for encoding, place in said:
+            for node in nodes_of_record(self._values.encoding(encoding).records[place]):
+                if node.id == identifier:
+                    self._run("UPDATE node SET label = ? WHERE num = ?", node.label, num)
+                    return
 
 
 def _below(numbers: Iterable[int], extent: Extent) -> list[int]:

@@ -96,7 +96,7 @@ def check(folder: Path, *, on_progress: Report | None = None) -> tuple[Finding, 
 
 
 def _findings(folder: Path, manifest: Manifest, report: Report) -> Iterator[Finding]:
-    if folder.resolve().name != user_folder(folder, manifest.user).name:
+    if folder.absolute().name != user_folder(folder, manifest.user).name:
         yield Finding(f"{folder} holds the memory of {manifest.user!r}, which has another place", part="manifest")
     epoch = folder / manifest.folder
     found = _Lines(epoch, manifest, report).findings()
@@ -337,6 +337,10 @@ class _Lines:
 
 def _usage_findings(folder: Path) -> Iterator[Finding]:
     """A last line that its writer did not finish is no problem."""
+    path = folder / files.USAGE
+    if path.exists() and not path.is_file():
+        yield Finding(f"{path} is no file", loss(files.USAGE, 1), part="usage")
+        return
     for number, line in enumerate(pieces(folder / files.USAGE, None), 1):
         if not usage_line_is_whole(line):
             what = f"{folder / files.USAGE}, line {number} does not match its checksum"

@@ -38,12 +38,14 @@ class DecisionLine:
 
 @dataclass(frozen=True, slots=True)
 class EncodingLine:
-    """All that one encoded segment gave, in one line, so that it is either there or not. `records` may be empty."""
+    """All that one encoded segment gave, in one line, so that it is either there or not. `records` may be empty.
+    `encoder` is the name of what made it, "" in lines that were written before it was kept."""
 
     segment: str
     note: str
     records: tuple[Record, ...]
     rows: tuple[int, ...]
+    encoder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,12 @@ def export(
     """
     if target.is_dir():
         raise BadInput(f"{target} is a folder", hint="name the file to write")
+    if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
+        raise BadInput(f"{target} is a link, a device or a pipe", hint="name a file")
+    if folder.resolve() in target.absolute().resolve().parents:
+        raise BadInput(f"{target} lies in the memory itself", hint="write the archive somewhere else")
     if target.exists() and not overwrite:
-        raise BadInput(f"{target} exists already", hint="choose another name, or allow it to be overwritten")
+        raise BadInput(f"{target} exists already", hint="choose another name, or say overwrite")
     disk = disk or OsDisk()
     draft = target.with_name(target.name + ".tmp")
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 from typing import Protocol
 
@@ -47,6 +49,18 @@ class OsDisk:
             path.unlink(missing_ok=True)
 
 
+def read_file(path: Path) -> bytes:
+    """All of a file, which must be one: whoever opens a pipe for reading waits for ever.
+
+    Raises:
+        OSError: it is not there, cannot be read, or is something else.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return path.read_bytes()
+
+
 def sync_folder(disk: Disk, folder: Path) -> None:
     """Make the names in `folder` durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -70,7 +84,10 @@ def write_file(disk: Disk, path: Path, data: bytes) -> None:
 
 
 def remove_folder(disk: Disk, folder: Path) -> None:
-    """A folder and the files in it."""
+    """A folder and the files in it; of a link, the link alone."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,6 +142,8 @@ def _raw_lines(path: Path, since: Extent, until: Extent) -> Iterator[bytes]:
     if not left:
         return
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise no_file(path)
         with path.open("rb") as file:
             file.seek(since.bytes)
             rest = b""
@@ -205,13 +208,20 @@ def require_sizes(folder: Path, extents: Mapping[str, Extent]) -> None:
             continue
         path = folder / name
         try:
-            size = path.stat().st_size
+            about = path.lstat()
         except FileNotFoundError as error:
             raise missing(path, extent) from error
         except OSError as error:
             raise os_error(error, "read", path) from error
+        if not stat.S_ISREG(about.st_mode):
+            raise no_file(path)
+        size = about.st_size
         if size < extent.bytes:
             raise too_short(path, size, extent)
+
+
+def no_file(path: Path) -> StoreDamaged:
+    return StoreDamaged(f"{path} is a link or no file at all", hint="put the file itself there")
 
 
 def missing(path: Path, extent: Extent) -> StoreDamaged:

@@ -8,7 +8,7 @@ was made from other turns of the session, whose encoder saw them in its referenc
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 
@@ -27,7 +27,8 @@ class Selection:
     """What to forget: turns by id, or records by id, or every turn that meets all of the other conditions.
 
     `before` chooses turns said before that calendar day; a turn without a time is before no day. `matching` chooses
-    turns, and records, whose text contains it, whatever the case and the width of the letters.
+    turns whose text contains it, and records whose text, entities or tags do, whatever the case and the width of the
+    letters.
     """
 
     session: str | None = None
@@ -42,8 +43,10 @@ class Selection:
         chosen = bool(self.turns) + bool(self.records) + bool(conditions)
         if chosen != 1:
             raise BadInput(
-                "nothing is chosen to be forgotten" if not chosen else "too much is chosen at once",
-                hint="name turn ids, or record ids, or conditions: session, speaker, before, matching",
+                "nothing is chosen to be forgotten"
+                if not chosen
+                else "turn ids, record ids and conditions exclude each other",
+                hint="choose by turn ids, or by record ids, or by conditions: session, speaker, before, matching",
             )
         if self.matching is not None and not folded(self.matching).strip():
             raise BadInput("a blank text matches everything", hint="to forget everything, remove the user's folder")
@@ -59,6 +62,12 @@ class Victims:
     waiting: list[Segment] = field(default_factory=list)
     line: ForgottenLine = field(default_factory=ForgottenLine)
     record_rows: list[int] = field(default_factory=list)
+
+
+def among(names: Sequence[str], shown: int = 8) -> str:
+    """A hint that names what there is."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"there are: {', '.join(names[:shown])}{more}" if names else "there is none"
 
 
 def folded(text: str) -> str:
@@ -105,7 +114,7 @@ class _Search:
                 else:
                     waiting.append(segment)
                 self._withdraw(segment)
-            waiting += self._with_words_of(session, gone.values(), left)
+            waiting += self._made_with(session, gone, left)
         rows = self._all_rows()
         waiting = [s for s in dict.fromkeys(waiting) if self._catalogue.segment_number(s.id) not in segments]
         return self._victims(rows, decisions, segments, waiting, following)
@@ -117,7 +126,7 @@ class _Search:
             for identifier in selection.turns:
                 number = self._catalogue.turn_number(identifier)
                 if number is None:
-                    raise BadInput(f"there is no turn {identifier!r}", hint="lychee show --json lists their ids")
+                    raise BadInput(f"there is no turn {identifier!r}", hint="what `show` lists has its id with it")
                 self._turns[number] = self._catalogue.turn(number)
             return
         if selection.records:
@@ -125,14 +134,14 @@ class _Search:
                 number = self._catalogue.record_number(identifier)
                 if number is None:
                     raise BadInput(
-                        f"there is no record {identifier!r}", hint="lychee show --records --json has their ids"
+                        f"there is no record {identifier!r}", hint="what `show --records` lists has its id with it"
                     )
                 self._forget_record(number)
             return
         if selection.session is not None and selection.session not in self._catalogue.sessions():
-            raise BadInput(f"there is no session {selection.session!r}")
+            raise BadInput(f"there is no session {selection.session!r}", hint=among(self._catalogue.sessions()))
         if selection.speaker is not None and selection.speaker not in self._catalogue.speakers():
-            raise BadInput(f"nobody called {selection.speaker!r} speaks here")
+            raise BadInput(f"nobody called {selection.speaker!r} speaks here", hint=among(self._catalogue.speakers()))
         sessions = self._catalogue.sessions() if selection.session is None else (selection.session,)
         needle = None if selection.matching is None else folded(selection.matching)
         for done, session in enumerate(sessions):
@@ -144,7 +153,7 @@ class _Search:
             if needle is not None:
                 for number in self._catalogue.record_numbers(session):
                     record = self._catalogue.record(number)
-                    if self._may_hold(record, selection) and needle in folded(record.text):
+                    if self._may_hold(record, selection) and needle in folded(_words(record)):
                         self._forget_record(number)
 
     def _may_hold(self, record: Record, selection: Selection) -> bool:
@@ -168,22 +177,19 @@ class _Search:
         if encoding is not None:
             self._encodings.add(encoding)
 
-    def _with_words_of(self, session: str, gone: Iterable[int], left: Sequence[int]) -> list[Segment]:
-        """Segments of `session` whose records use words that only forgotten turns say; notes that do are blanked."""
+    def _made_with(self, session: str, gone: Mapping[int, int], left: Sequence[int]) -> list[Segment]:
+        """Segments of `session` whose records rest on turns of `gone` (index to number), or use words that only those
+        say; notes that do are blanked."""
         said: set[str] = set()
-        for number in gone:
+        for number in gone.values():
             said.update(terms(self._catalogue.turn(number).line))
         for number in left:
             said.difference_update(terms(self._catalogue.turn(number).line))
-        if not said:
-            return []
         found = []
-        for number in self._catalogue.record_numbers(session):
-            record = self._catalogue.record(number)
-            if not said.isdisjoint(terms(" ".join((record.text, *record.entities, *record.tags)))):
-                found += [self._catalogue.segment(n) for n in self._catalogue.segments_of_record(number)]
-        for segment in found:
-            self._withdraw(segment)
+        for number, records in self._catalogue.encoded(session).items():
+            if any(not gone.keys().isdisjoint(r.turns) or not said.isdisjoint(terms(_words(r))) for r in records):
+                found.append(self._catalogue.segment(number))
+                self._withdraw(found[-1])
         for encoding in self._catalogue.noted(session):
             if not said.isdisjoint(terms(self._catalogue.encoding(encoding).note)):
                 self._notes.add(encoding)
@@ -213,8 +219,8 @@ class _Search:
             label, vector, spelled = self._catalogue.node_label(number), self._catalogue.node_vector(number), False
             left = False
             for record in self._catalogue.linked(number, without=rows):
-                left = True
-                spelled = any(n.id == node.id and n.label == label for n in nodes_of_record(record))
+                spellings = [n.label for n in nodes_of_record(record) if n.id == node.id]
+                left, spelled = left or bool(spellings), label in spellings
                 if spelled:
                     break
             if not left:
@@ -233,6 +239,11 @@ class _Search:
         )
         turns = [self._turns[n] for n in sorted(self._turns)]
         return Victims(turns, said, gone_nodes, waiting, line, sorted(rows))
+
+
+def _words(record: Record) -> str:
+    """All that a record says, its terms on lines of their own."""
+    return "\n".join((record.text, *record.entities, *record.tags))
 
 
 def _chosen(turn: Turn, selection: Selection, needle: str | None) -> bool:

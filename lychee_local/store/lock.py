@@ -44,8 +44,12 @@ class WriterLock:
         self._pid = os.getpid()
         since = datetime.now(UTC).isoformat(timespec="seconds")
         owner = canonical({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, owner + b"\n", 0)
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, owner + b"\n", 0)
+        except OSError:
+            os.close(self._fd)  # or this process would keep out itself
+            raise
 
     @property
     def ours(self) -> bool:

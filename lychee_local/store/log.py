@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lychee_local.errors import StoreDamaged, StoreError, StoreMismatch
-from lychee_local.store.disk import Disk, OsDisk, remove_folder, sync_folder, write_file
+from lychee_local.store.disk import Disk, OsDisk, read_file, remove_folder, sync_folder, write_file
 from lychee_local.store.epoch import Batch, EpochFiles, damaged, require_sizes
 from lychee_local.store.lock import WriterLock
 from lychee_local.store.manifest import (
@@ -65,6 +65,7 @@ class Log:
         self._files: EpochFiles | None = None
         self._lock: WriterLock | None = None
         self._broken = ""
+        self._owed: Mapping[str, Extent] = {}  # what could not be undone when it failed
         name = user_name(user)
         try:
             if not read_only:
@@ -83,9 +84,9 @@ class Log:
                 seen = self._create(Manifest(name, embedder, precision))
             self._raw, self.manifest = seen
             self._check_identity(name, embedder)
+            self._require_files()  # before anything is cleared away that may be needed
             if not read_only:
                 self._clear_leftovers()
-            self._require_files()
         except OSError as error:
             self.close()
             raise os_error(error, "open", self.path) from error
@@ -174,7 +175,9 @@ class Log:
                 f"{self.path} was opened before this process was forked", hint="open it anew in the child process"
             )
         if self._broken:
-            raise StoreError(self._broken, hint="close this memory and open it again")
+            self._undo(self._owed)  # the disk may have room again
+        if self._broken:
+            raise StoreError(self._broken, hint="free some space and try again, or open the memory anew")
 
     def commit(self, batch: Batch, then: Callable[[Manifest], None] = lambda _: None) -> Manifest:
         """Make `batch` durable: all of it, or, when this or `then` raises, nothing.
@@ -248,6 +251,7 @@ class Log:
 
     def _undo(self, extents: Mapping[str, Extent]) -> None:
         """Back to the last commit: first the manifest, should the new one be in place already, then the data."""
+        self._broken, self._owed = "", extents
         try:
             if (self.path / MANIFEST).read_bytes() != self._raw:
                 write_file(self.disk, self.path / MANIFEST, self._raw)
@@ -292,9 +296,8 @@ class Log:
     def append_usage(self, payload: bytes) -> None:
         """Add one line under the usage file's own lock, held only for this call."""
         try:
-            fd = os.open(self.path / USAGE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fd = self._locked_usage()
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
                 end = os.fstat(fd).st_size
                 whole = _whole_lines(fd, end)
                 if whole < end:  # the last writer was killed in the middle of its line
@@ -306,6 +309,31 @@ class Log:
                 os.close(fd)
         except OSError as error:
             raise os_error(error, "write", self.path / USAGE) from error
+
+    def rewrite_usage(self, change: Callable[[bytes], bytes]) -> None:
+        """Replace each payload of the usage log by what `change` makes of it."""
+        if not (self.path / USAGE).exists():
+            return
+        try:
+            fd = self._locked_usage()
+            try:
+                payloads = [change(payload) for payload in read_usage(self.path)]
+                data = b"".join(b"%08x %b\n" % (zlib.crc32(payload), payload) for payload in payloads)
+                write_file(self.disk, self.path / USAGE, data)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise os_error(error, "write", self.path / USAGE) from error
+
+    def _locked_usage(self) -> int:
+        """The usage file, open and locked."""
+        path = self.path / USAGE
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if path.exists() and path.stat().st_ino == os.fstat(fd).st_ino:
+                return fd
+            os.close(fd)  # it was replaced while this process waited for it
 
     def close(self) -> None:
         """Give back the files and the lock. Can be called twice."""
@@ -321,20 +349,27 @@ def read_manifest(folder: Path) -> tuple[bytes, Manifest] | None:
     """The manifest and its bytes; None where there is none."""
     path = folder / MANIFEST
     try:
-        if not path.is_file() and path.exists():
-            raise StoreDamaged(f"{path} is no file", hint="restore the folder from a backup")
-        raw = path.read_bytes()
+        raw = read_file(path)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise StoreDamaged(
+            f"{path} cannot be read: {error.strerror}", hint="restore the folder from a backup, or its permissions"
+        ) from error
     return raw, Manifest.parse(raw, path)
 
 
 def read_usage(folder: Path) -> list[bytes]:
     """The payloads of the usage log; a last line that its writer did not finish is left out."""
     try:
-        data = (folder / USAGE).read_bytes()
+        data = read_file(folder / USAGE)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise StoreDamaged(
+            f"{folder / USAGE} cannot be read: {error.strerror}",
+            hint="remove it: it counts what language models cost, and nothing else",
+        ) from error
     lines = data.split(b"\n")[:-1]
     for number, line in enumerate(lines, 1):
         if line[:9] != b"%08x " % zlib.crc32(line[9:]):

@@ -21,7 +21,7 @@ from lychee_local.errors import StoreDamaged
 from lychee_local.store import codec
 from lychee_local.store import manifest as files
 from lychee_local.store.codec import DecisionLine, EncodingLine, NodeLine, TurnLine
-from lychee_local.store.disk import Disk, remove_folder, sync_folder, write_file
+from lychee_local.store.disk import Disk, read_file, remove_folder, sync_folder, write_file
 from lychee_local.store.draft import LINES_AT_ONCE, Draft
 from lychee_local.store.epoch import Batch, Rows, damaged, read_lines, read_rows, row_bytes
 from lychee_local.store.manifest import LOSS, MANIFEST, Extent, Manifest, epoch_folder, identity_of, parse_manifest
@@ -54,9 +54,9 @@ def upgrade(folder: Path, disk: Disk) -> None:
         OSError: the disk does not take it; the memory is of the old format or the new one, and whole.
     """
     try:
-        raw = (folder / MANIFEST).read_bytes()
-    except (FileNotFoundError, IsADirectoryError):
-        return
+        raw = read_file(folder / MANIFEST)
+    except OSError:
+        return  # whoever reads the manifest next says so
     content = parse_manifest(raw, folder / MANIFEST)
     if content["format"] == 1:
         _rewrite(folder, raw, content, disk)

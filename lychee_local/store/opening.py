@@ -77,7 +77,7 @@ def readers_catalogue(log: Log) -> Catalogue:
             with WriterLock(log.path, wait_seconds=0.0):
                 log.adopt(log.poll() or log.manifest)
                 return writers_catalogue(log)
-        except OSError:
+        except (OSError, sqlite3.OperationalError):  # nothing can be written here: no permission, or no room
             catalogue = Catalogue(log.epoch, private=True)
             catalogue.catch_up(log.manifest)
             return catalogue

@@ -357,7 +357,8 @@ class Remains:
                 continue
             kept = [(self._standing(r), row) for r, row, at in rows if not self._is_gone(files.RECORD_ROWS, at)]
             note = "" if self._is_gone("notes", number) else line.note
-            yield EncodingLine(line.segment, note, tuple(r for r, _ in kept), ()), [row for _, row in kept]
+            whole = replace(line, note=note, records=tuple(r for r, _ in kept), rows=())
+            yield whole, [row for _, row in kept]
         if count and self._origin.files is None and used < len(sums):
             self._missing[files.ENCODINGS] = max(1, self._missing[files.ENCODINGS])
 

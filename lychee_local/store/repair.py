@@ -19,7 +19,7 @@ from lychee_local.store import manifest as files
 from lychee_local.store.catalogue import Catalogue
 from lychee_local.store.check import GRAPHS, Finding, Report, check, usage_line_is_whole
 from lychee_local.store.codec import TurnLine, decode
-from lychee_local.store.disk import Disk, OsDisk, remove_folder, sync_folder, write_file
+from lychee_local.store.disk import Disk, OsDisk, read_file, remove_folder, sync_folder, write_file
 from lychee_local.store.draft import Draft, remove_catalogue
 from lychee_local.store.lock import WriterLock
 from lychee_local.store.log import read_manifest
@@ -140,6 +140,8 @@ class _Repair:
                 f"{given.name!r}",
                 hint="repair it with the embedder it was written with",
             )
+        if not (self._folder / held.folder).is_dir() and any(self._folder.glob(f"epoch-*/{files.TURNS}")):
+            return None  # it speaks of another epoch than the one that is there
         return held
 
     # --- lines and rows ----------------------------------------------------------------------------------------------
@@ -179,11 +181,12 @@ class _Repair:
     def _clear(self, origin: Origin, kept: Path) -> None:
         """Remove the other epochs. The damaged one stays under another name where something is lost: somebody may get
         more out of it than this program does."""
-        if self._lost and origin.folder.is_dir():
-            taken = [_number(path) or 0 for path in self._folder.glob("damaged-*")]
-            aside = self._folder / f"damaged-{max(taken, default=0) + 1:06d}"
-            self._disk.replace(origin.folder, aside)
-            self._done.append(f"the damaged files are kept in {aside}, which you may delete")
+        for path in sorted(self._folder.glob("epoch-*")) if self._lost else ():
+            if path != kept and any(path.glob("*.jsonl")):
+                taken = [_number(held) or 0 for held in self._folder.glob("damaged-*")]
+                aside = self._folder / f"damaged-{max(taken, default=0) + 1:06d}"
+                self._disk.replace(path, aside)
+                self._done.append(f"the damaged files are kept in {aside}, which you may delete")
         for path in self._folder.glob("epoch-*"):
             if path != kept:
                 remove_folder(self._disk, path)
@@ -238,8 +241,8 @@ class _Repair:
 
 def _is_older(folder: Path) -> bool:
     try:
-        return bool(files.parse_manifest((folder / files.MANIFEST).read_bytes(), folder)["format"] < files.FORMAT)
-    except (FileNotFoundError, IsADirectoryError, StoreDamaged):
+        return bool(files.parse_manifest(read_file(folder / files.MANIFEST), folder)["format"] < files.FORMAT)
+    except (OSError, StoreDamaged):
         return False
 
 

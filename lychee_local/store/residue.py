@@ -6,6 +6,7 @@ it, and the beginning of each vector in both precisions. Reads whatever files th
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,10 +29,12 @@ Keys = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One thing to search for: `number` is its place in the list of what was forgotten, `piece` the bytes."""
+    """One thing to search for: `number` is its place in the list of what was forgotten, `piece` the bytes; `whole` if
+    they are all that identifies it."""
 
     number: int
     piece: bytes
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +61,18 @@ class Traces:
     def in_folder(self, folder: Path, epoch: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Files that hold something of it with no right to, and the ids that something which was kept repeats.
 
-        Every line of the epoch belongs to what was kept, and so does every vector row: a trace that stands there is the
-        same sentence, or the same vector, said again.
+        Every line of the epoch belongs to what was kept, and so does every vector row: a trace that stands there is of
+        a sentence, or a vector, that was said again, or that shares this piece.
         """
         residues: dict[str, None] = {}
         elsewhere: dict[str, None] = {}
         for traces, kept in ((self.texts, LINE_FILES), (self.rows, ROW_FILES)):
             rightful = {str((epoch / name).relative_to(folder)) for name in kept}
-            for number, names in find(folder, traces).items():
-                if rightful & set(names):
-                    elsewhere.setdefault(self.ids[number])
-                else:
+            for trace, names in find(folder, traces):
+                if rightful.isdisjoint(names):
                     residues.update(dict.fromkeys(names))
+                elif trace.whole:
+                    elsewhere.setdefault(self.ids[trace.number])
         return tuple(residues), tuple(elsewhere)
 
 
@@ -86,40 +89,56 @@ def text_traces(texts: Sequence[str]) -> list[Trace]:
                 raw = b'"' + raw + b'"'
                 if len(raw) < _KEY:
                     raw = b'"text":' + raw
-            starts = {0, max(0, (len(raw) - PIECE) // 2), max(0, len(raw) - PIECE)}
-            found += [Trace(number, raw[start : start + PIECE]) for start in starts]
+            found.append(Trace(number, raw, whole=True))
+            if len(raw) > PIECE:
+                starts = {0, (len(raw) - PIECE) // 2, len(raw) - PIECE}
+                found += [Trace(number, raw[start : start + PIECE], whole=False) for start in starts]
     return found
 
 
 def row_traces(rows: npt.NDArray[np.floating], number: int) -> list[Trace]:
-    """Traces of one vector, of shape (1, dimension), in each precision."""
-    return [Trace(number, np.ascontiguousarray(rows, dtype=dtype).tobytes()[:ROW_PIECE]) for dtype in ("<f4", "<f2")]
+    """Traces of one vector, of shape (1, dimension), in each precision: its first numbers that are not zero."""
+    found = []
+    for dtype in ("<f4", "<f2"):
+        row = np.ascontiguousarray(rows[0], dtype=dtype)
+        told = np.flatnonzero(row)[: ROW_PIECE // row.itemsize]
+        raw, size = row.tobytes(), row.itemsize
+        if not told.size:
+            continue  # half precision has nothing left of it
+        start, end = int(told[0]) * size, (int(told[-1]) + 1) * size
+        if len(told) < ROW_PIECE // size:  # so few say little without the zeros behind them
+            start, end = min(start, len(raw) - _KEY), len(raw)
+        found.append(Trace(number, raw[start:end], whole=True))
+    return found
 
 
-def find(folder: Path, traces: Sequence[Trace]) -> dict[int, tuple[str, ...]]:
-    """Which numbers have a trace in a file below `folder`, and in which files."""
+def find(folder: Path, traces: Sequence[Trace]) -> list[tuple[Trace, tuple[str, ...]]]:
+    """Which traces are in a file below `folder`, and in which files."""
     usable = [t for t in traces if len(t.piece) >= _KEY]
     if not usable:
-        return {}
+        return []
     by_key: dict[int, list[Trace]] = {}
     for trace in usable:
         by_key.setdefault(int(np.frombuffer(trace.piece[:_KEY], dtype="<u8")[0]), []).append(trace)
     keys = np.array(sorted(by_key), dtype=np.uint64)
     longest = max(len(t.piece) for t in usable)
-    found: dict[int, dict[str, None]] = {}
+    found: dict[Trace, dict[str, None]] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        for number in _in_file(path, keys, by_key, longest):
-            found.setdefault(number, {}).setdefault(str(path.relative_to(folder)))
-    return {number: tuple(names) for number, names in sorted(found.items())}
+        # A reader that closes the catalogue may remove SQLite's files beside it.
+        with contextlib.suppress(FileNotFoundError):
+            for trace in _in_file(path, keys, by_key, longest):
+                found.setdefault(trace, {}).setdefault(str(path.relative_to(folder)))
+    order = {trace: place for place, trace in enumerate(traces)}
+    return [(trace, tuple(found[trace])) for trace in sorted(found, key=order.__getitem__)]
 
 
-def _in_file(path: Path, keys: Keys, by_key: dict[int, list[Trace]], longest: int) -> set[int]:
-    found: set[int] = set()
+def _in_file(path: Path, keys: Keys, by_key: dict[int, list[Trace]], longest: int) -> set[Trace]:
+    found: set[Trace] = set()
     for block in _blocks(path, longest):
         for place in _candidates(block, keys):
             for trace in by_key[int(np.frombuffer(block, dtype="<u8", count=1, offset=place)[0])]:
-                if trace.number not in found and block[place : place + len(trace.piece)] == trace.piece:
-                    found.add(trace.number)
+                if trace not in found and block[place : place + len(trace.piece)] == trace.piece:
+                    found.add(trace)
     return found
 
 

@@ -113,7 +113,7 @@ def _after_damage(raw: bytes, ends: list[_End]) -> list[_End]:
 
 def pieces(path: Path, size: int | None) -> Iterator[bytes]:
     """What stands before each line end, within `size` bytes; with them also what stands behind the last line end."""
-    if not path.exists():
+    if not path.is_file():  # what is not there has none; whoever opens a pipe waits for ever
         return
     with path.open("rb") as file:
         left = path.stat().st_size if size is None else size

@@ -124,9 +124,11 @@ class Transaction:
         vectors: Vectors,
         node_vectors: Mapping[str, npt.NDArray[np.float32]],
         note: str,
+        *,
+        encoder: str = "",
     ) -> None:
         """What encoding `segment` gave: its records (maybe none), their vectors, the vectors of the nodes that
-        `missing_nodes` named (others are ignored), and the note for the next segment.
+        `missing_nodes` named (others are ignored), the note for the next segment, and the name of what encoded it.
 
         Raises:
             BadInput: an unknown or already encoded segment, a record of another session or of turns that are not
@@ -144,7 +146,7 @@ class Transaction:
             if record.turns:
                 self._require_turns(record.session, min(record.turns), max(record.turns))
         rows = self._rows_for(records, vectors, "records")
-        encoding = codec.encode(EncodingLine(segment.id, note, tuple(records), tuple(self._checks(rows))))
+        encoding = codec.encode(EncodingLine(segment.id, note, tuple(records), tuple(self._checks(rows)), encoder))
         made = [n for n in nodes_of_encoding(segment, records) if n.kind in VECTOR_KINDS and n.id not in self._nodes]
         new = self._known.lacking(made)
         if withdrawn:  # the frame of the earlier encoding is described by that one's sentences

@@ -370,7 +370,8 @@ class VectorIndex:
                 disk.sync(fd)
             finally:
                 os.close(fd)
-            # Between these two lines the side file names another graph, which counts as no snapshot.
+            # A graph without a side file counts as no snapshot, so a crash between these lines leaves no contradiction.
+            disk.remove(side_path(graph))
             disk.replace(draft, graph)
             disk.replace(side, side_path(graph))
             sync_folder(disk, graph.parent)

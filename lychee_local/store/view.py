@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -15,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lychee_local.store import manifest as files
-from lychee_local.store.catalogue import Catalogue
+from lychee_local.store.catalogue import KEPT_VALUES, Catalogue
 from lychee_local.store.disk import Disk
 from lychee_local.store.epoch import DTYPES
 from lychee_local.store.manifest import Manifest
 from lychee_local.store.nodes import VECTOR_KINDS
 from lychee_local.store.vectors import Mask, RowHit, VectorIndex, Vectors
-from lychee_local.types import NodeKind, Scope
+from lychee_local.types import Node, NodeKind, Record, Scope
 
 Field = Literal["turns", "records", "nodes"]
 ROWS: Mapping[Field, str] = {"turns": files.TURN_ROWS, "records": files.RECORD_ROWS, "nodes": files.NODE_ROWS}
@@ -45,6 +46,9 @@ class View:
         self.precision = manifest.precision
         self.generation = -1
         self._dead = 0
+        # One question asks for the same nodes and records many times over.
+        self.record = lru_cache(KEPT_VALUES)(self._found_record)
+        self.node = lru_cache(KEPT_VALUES)(self._found_node)
         self.indexes: dict[Field, VectorIndex] = {
             field: VectorIndex(folder / name, self.dimension, precision=self.precision, exact_below=exact_below)
             for field, name in ROWS.items()
@@ -57,6 +61,8 @@ class View:
         generation, covered = self.catalogue.covers()
         if generation == self.generation:
             return False
+        self.record.cache_clear()
+        self.node.cache_clear()
         for field, name in ROWS.items():
             self.indexes[field].extend(covered[name].count)
         self._decided.extend(covered[files.DECISION_ROWS].count)
@@ -73,15 +79,31 @@ class View:
         for field, index in self.indexes.items():
             added = index.count - before[field]
             if added:
-                index.feed(2 * added)
+                index.feed(added)
             if index.snapshot_due:
                 index.save(disk)
+
+    def _found_record(self, record_id: str) -> Record:
+        """Raises KeyError for an unknown or forgotten id."""
+        number = self.catalogue.record_number(record_id)
+        if number is None:
+            raise KeyError(record_id)
+        return self.catalogue.record(number)
+
+    def _found_node(self, node_id: str, latest: int | None) -> Node:
+        """With `latest` only that many of its records, the newest. Raises KeyError for an unknown id."""
+        number = self.catalogue.node_number(node_id)
+        if number is None:
+            raise KeyError(node_id)
+        return self.catalogue.node(number, latest=latest)
 
     def counts(self) -> dict[Field, int]:
         return {field: index.count for field, index in self.indexes.items()}
 
     def decision_rows(self, numbers: Sequence[int]) -> npt.NDArray[np.floating]:
-        """As they stand in their file, in its precision, unchecked."""
+        """In order, as they stand in their file, in its precision, unchecked."""
+        if numbers and numbers[-1] >= self._decided.count:  # another process has committed since the last `sync`
+            self._decided.extend(self.catalogue.covers()[1][files.DECISION_ROWS].count)
         return self._decided.rows(numbers).astype(DTYPES[self.precision])
 
     def close(self) -> None:
@@ -124,6 +146,32 @@ class View:
         mask = np.zeros(self.indexes[field].count, dtype=np.bool_)
         mask[[row for row in allowed if row < mask.size]] = True
         return mask
+
+    # --- vectors by id -----------------------------------------------------------------------------------------------
+
+    def vectors(self, field: Field, ids: Sequence[str]) -> Vectors:
+        """The rows of `ids`, as float32. Raises KeyError for an id that is unknown, forgotten, or has no row."""
+        row_of: Callable[[str], int | None] = {
+            "turns": self.catalogue.turn_number,
+            "records": self._record_row,
+            "nodes": self._node_row,
+        }[field]
+        rows = []
+        for identifier in ids:
+            row = row_of(identifier)
+            if row is None:
+                raise KeyError(identifier)
+            rows.append(row)
+        return self.indexes[field].rows(rows)
+
+    def _record_row(self, identifier: str) -> int | None:
+        """Of a sentence that was encoded several times, the first row: all are vectors of the same text."""
+        number = self.catalogue.record_number(identifier)
+        return None if number is None else self.catalogue.rows_of_record(number)[0]
+
+    def _node_row(self, identifier: str) -> int | None:
+        number = self.catalogue.node_number(identifier)
+        return None if number is None else self.catalogue.node_vector(number)
 
 
 def _named(hits: Sequence[RowHit], ids: Mapping[int, str], k: int) -> list[VectorHit]:
