@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class LycheeError(Exception):
     """Base of every error this package raises on purpose. `hint` is an instruction to the reader."""
@@ -15,6 +17,13 @@ class LycheeError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+def there_are(names: Iterable[str], shown: int = 8) -> str:
+    """A hint that names what there is."""
+    known = list(names)
+    more = f" and {len(known) - shown} more" if len(known) > shown else ""
+    return f"there are: {', '.join(known[:shown])}{more}" if known else "there is none yet"
 
 
 class BadInput(LycheeError):

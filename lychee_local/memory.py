@@ -24,7 +24,7 @@ from lychee_local.backends import LLM, Embedder, Reranker, Vectors
 from lychee_local.cards import default_home
 from lychee_local.consolidation import Budget, Consolidation, ProgressCallback, Run, chunks
 from lychee_local.engines import Engines
-from lychee_local.errors import BadInput, ModelMissing
+from lychee_local.errors import BadInput, ModelMissing, there_are
 from lychee_local.segment import Segmenter, closed_exchanges, embedding_text, exchange_text, stored_text
 from lychee_local.settings import Settings
 from lychee_local.store import (
@@ -441,6 +441,8 @@ class Memory:
         if k is not None and k < 1:
             raise BadInput(f"k is the number of items wanted, at least 1, not {k}")
         self._store.refresh()
+        if scope is not None:
+            self._require_known(scope)
         made, usage = self._plan(question, now, "none" if settings.mode == "chain" else planner)
         usage = tuple(self._log(call) for call in usage)
         record.lap("plan")
@@ -473,6 +475,16 @@ class Memory:
         note = (made.note,) if made.note else ()
         trace = record.trace([e.id for e in shown])
         return Recall(question, shown, made, usage, (*note, *notes), chains, trace)
+
+    def _require_known(self, scope: Scope) -> None:
+        """A name that is misspelt is a mistake, not an empty result."""
+        for session in scope.sessions:
+            if not self._store.following(session):
+                raise BadInput(f"there is no session {session!r}", hint=there_are(self._store.sessions()))
+        speakers = self._store.speakers() if scope.speakers else ()
+        for speaker in scope.speakers:
+            if speaker not in speakers:
+                raise BadInput(f"nobody called {speaker!r} speaks here", hint=there_are(speakers))
 
     def _nearest_turns(
         self, question: str, vector: Vectors, scope: Scope | None, record: Recorder

@@ -290,14 +290,17 @@ def remembered(done: Remembered, *, pending: int, seconds: float, still_open: bo
 
 
 def consolidated(done: Remembered, *, pending: int, seconds: float) -> None:
-    out.print(f"{count(len(done.records), 'record')}; {number(done.tokens)} tokens; {duration(seconds)}")
+    if done.segments or done.records or pending:
+        out.print(f"{count(len(done.records), 'record')}; {number(done.tokens)} tokens; {duration(seconds)}")
+    else:
+        out.print("nothing waits to be encoded")
     _waiting(pending)
 
 
 def reencoded(done: Reencoded, *, encoder: str, seconds: float) -> None:
     """What came of old segments, and how their space is reclaimed."""
     if not done.segments and not done.kept:
-        out.print(Text(f"nothing to do: {encoder} has encoded {count(done.skipped, 'segment')}, and no other has any"))
+        out.print(Text(f"nothing to do: all {count(done.skipped, 'segment')} are encoded by {encoder} already"))
         return
     spent = sum(u.prompt_tokens + u.output_tokens for u in done.usage)
     said = f"{count(len(done.segments), 'segment')} encoded anew by {encoder}: {count(len(done.records), 'record')}"

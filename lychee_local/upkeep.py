@@ -13,9 +13,8 @@ from lychee_local import store
 from lychee_local.backends import Embedder
 from lychee_local.cards import default_home
 from lychee_local.engines import Engines
-from lychee_local.errors import StoreError
 from lychee_local.segment import stored_text
-from lychee_local.store import Finding, Precision, RepairReport, Store, require_folder, user_folder
+from lychee_local.store import Finding, Precision, RepairReport, Store, no_memory, require_folder, user_folder
 
 StepCallback = Callable[[int, int], None]
 
@@ -101,7 +100,7 @@ def _home(home: Path | str | None) -> Path:
 def _folder(home: Path, user: str) -> Path:
     folder = user_folder(home, user)
     if not folder.is_dir():
-        raise StoreError(f"there is no memory of {user!r} in {folder}", hint="remember something first")
+        raise no_memory(user, folder)
     return folder
 
 

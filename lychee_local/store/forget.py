@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 
-from lychee_local.errors import BadInput
+from lychee_local.errors import BadInput, there_are
 from lychee_local.lexicon import terms
 from lychee_local.store.catalogue import Catalogue
 from lychee_local.store.codec import ForgottenLine
@@ -62,12 +62,6 @@ class Victims:
     waiting: list[Segment] = field(default_factory=list)
     line: ForgottenLine = field(default_factory=ForgottenLine)
     record_rows: list[int] = field(default_factory=list)
-
-
-def among(names: Sequence[str], shown: int = 8) -> str:
-    """A hint that names what there is."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"there are: {', '.join(names[:shown])}{more}" if names else "there is none"
 
 
 def folded(text: str) -> str:
@@ -139,9 +133,11 @@ class _Search:
                 self._forget_record(number)
             return
         if selection.session is not None and selection.session not in self._catalogue.sessions():
-            raise BadInput(f"there is no session {selection.session!r}", hint=among(self._catalogue.sessions()))
+            raise BadInput(f"there is no session {selection.session!r}", hint=there_are(self._catalogue.sessions()))
         if selection.speaker is not None and selection.speaker not in self._catalogue.speakers():
-            raise BadInput(f"nobody called {selection.speaker!r} speaks here", hint=among(self._catalogue.speakers()))
+            raise BadInput(
+                f"nobody called {selection.speaker!r} speaks here", hint=there_are(self._catalogue.speakers())
+            )
         sessions = self._catalogue.sessions() if selection.session is None else (selection.session,)
         needle = None if selection.matching is None else folded(selection.matching)
         for done, session in enumerate(sessions):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from lychee_local.errors import StoreDamaged, StoreError, StoreMismatch
+from lychee_local.errors import StoreDamaged, StoreError, StoreMismatch, there_are
 from lychee_local.store.disk import Disk, OsDisk, read_file, remove_folder, sync_folder, write_file
 from lychee_local.store.epoch import Batch, EpochFiles, damaged, require_sizes
 from lychee_local.store.lock import WriterLock
@@ -32,6 +32,7 @@ from lychee_local.store.manifest import (
     Precision,
     epoch_folder,
     os_error,
+    parse_manifest,
     user_folder,
     user_name,
 )
@@ -72,7 +73,7 @@ class Log:
                 if not (self.path / LOCK).exists() and not (self.path / MANIFEST).exists():
                     self._require_empty()  # before the lock file is put there
                     if embedder is None:
-                        raise _no_memory(name, self.path)
+                        raise no_memory(name, self.path)
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = WriterLock(self.path, wait_seconds=wait_seconds)
                 upgrade(self.path, self.disk)
@@ -80,7 +81,7 @@ class Log:
             if seen is None:
                 self._require_empty()
                 if read_only or embedder is None:
-                    raise _no_memory(name, self.path)
+                    raise no_memory(name, self.path)
                 seen = self._create(Manifest(name, embedder, precision))
             self._raw, self.manifest = seen
             self._check_identity(name, embedder)
@@ -377,8 +378,20 @@ def read_usage(folder: Path) -> list[bytes]:
     return [line[9:] for line in lines]
 
 
-def _no_memory(name: str, path: Path) -> StoreError:
-    return StoreError(f"there is no memory of {name!r} in {path}", hint="remember something first")
+def no_memory(name: str, path: Path) -> StoreError:
+    """The error for a user who has none; its hint names those who have."""
+    known = users(path.parent)
+    hint = there_are(known) if known else "remember something first"
+    return StoreError(f"there is no memory of {name!r} in {path}", hint=hint)
+
+
+def users(folder: Path) -> list[str]:
+    """Whose memories lie in the folder of all users, sorted; those whose manifest cannot be read are left out."""
+    names = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        with contextlib.suppress(StoreError, OSError):
+            names.append(str(parse_manifest(read_file(path / MANIFEST), path)["user"]))
+    return sorted(names)
 
 
 def _whole_lines(fd: int, end: int) -> int:
