@@ -543,7 +543,9 @@ def test_another_file_is_no_archive(tmp_path: Path, data: bytes) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     refused(tmp_path / "none", tmp_path / "home", kind=StoreError, message="cannot read .*none")
-    refused(tmp_path, tmp_path / "home2", kind=StoreError, message="cannot read")
+    refused(tmp_path, tmp_path / "home2", kind=BadInput, message="is no file")
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", tmp_path / "home3", kind=BadInput, message="is no file")
 
 
 def test_a_member_twice(source: Path, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_the_concatenated_context_embeds_the_texts_in_the_order_of_joining_all_c
         asked.append(list(texts))
         return np.stack([ROWS[2] for _ in texts])
 
-    settings = ChainSettings(chains=2)
+    settings = ChainSettings(chains=2, context="concatenated")
     first, second = chain.grow(TEXTS, ROWS, QUESTION, embed, settings=settings, calibration=FLAT)
     # What is embedded here points to c, so that c joins with the gate 0.6 * 1.
     assert steps(first) == [("a", 0.8), ("b", 0.576), ("c", 0.6)]

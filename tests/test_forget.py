@@ -200,8 +200,8 @@ def test_before_is_the_calendar_day_of_the_speaker(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ({}, "nothing is chosen"),
-        ({"turns": ("turn:S1:0",), "session": "S1"}, "too much"),
-        ({"turns": ("turn:S1:0",), "records": ("record:x",)}, "too much"),
+        ({"turns": ("turn:S1:0",), "session": "S1"}, "exclude each other"),
+        ({"turns": ("turn:S1:0",), "records": ("record:x",)}, "exclude each other"),
         ({"matching": ""}, "blank"),
         ({"matching": " \u3000\n"}, "blank"),
         ({"session": "S9"}, "no session 'S9'"),
