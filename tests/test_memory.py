@@ -6,16 +6,19 @@ import json
 import socket
 import threading
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lychee_local import Memory, Message, RecallSettings, Settings
+from lychee_local import Memory, Message, RecallSettings, Scope, Settings, TimeRange, upkeep
+from lychee_local.backends import Vectors
 from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, OverlapReranker
 from lychee_local.errors import BadInput, GenerationFailed, LycheeError, ModelMissing
+from lychee_local.store import Selection
 from lychee_local.types import Calibration, Progress
 
 TALK = [
@@ -409,3 +412,84 @@ class TestOnRealModels:
         first = self.whole_path(tmp_path / "first", models_home)
         second = self.whole_path(tmp_path / "second", models_home)
         assert first == second
+
+
+# --- scopes, archives, half-finished work ----------------------------------------------------------------------------
+
+
+def test_a_misspelt_scope_is_a_mistake_and_not_an_empty_result(tmp_path: Path) -> None:
+    with opened(tmp_path) as memory:
+        memory.remember(talk())
+        assert memory.recall("pottery", scope=Scope(speakers=("Ben",))).evidence
+        with pytest.raises(BadInput, match=r"nobody called 'ben' speaks here .*Ana, Ben"):
+            memory.recall("pottery", scope=Scope(speakers=("ben",)))
+        with pytest.raises(BadInput, match=r"there is no session 'two' .*one"):
+            memory.recall("pottery", scope=Scope(sessions=("two",)))
+    with pytest.raises(BadInput, match="is one text"):
+        Scope(speakers="Ben")  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(BadInput, match="is no day"):
+        TimeRange(until="2024-06-01")  # type: ignore[arg-type]  # the mistake
+    assert TimeRange(until=datetime(2024, 6, 1, 9)) == TimeRange(until=date(2024, 6, 1))
+
+
+def test_an_archive_is_written_to_a_file_of_its_own_or_not_at_all(tmp_path: Path) -> None:
+    with opened(tmp_path / "home") as memory:
+        memory.remember(talk())
+        (tmp_path / "link").symlink_to("/dev/null")
+        for target, says in (
+            (tmp_path / "link", "is a link, a device or a pipe"),
+            (Path(memory.stats().folder) / "manifest.json", "lies in the memory itself"),
+            (tmp_path, "is a folder"),
+        ):
+            with pytest.raises(BadInput, match=says):
+                memory.export(target, overwrite=True)
+        memory.export(tmp_path / "ana.zip")
+        assert upkeep.check("ana", home=tmp_path / "home") == ()
+    with opened(tmp_path / "other") as memory:
+        memory.import_archive(tmp_path / "ana.zip")
+        assert len(memory.turns()) == len(TALK)
+
+
+def test_opening_finishes_a_forgetting_that_was_stopped(tmp_path: Path) -> None:
+    with opened(tmp_path) as memory:
+        memory.remember(talk())
+        memory._store.forget(Selection(matching="red bicycle"))  # what is left when `forget` is killed half-way
+    assert any(b"red bicycle" in p.read_bytes() for p in tmp_path.rglob("*.jsonl"))
+    opened(tmp_path).close()
+    assert not any(b"red bicycle" in p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+
+
+def test_equal_texts_of_a_call_are_embedded_once(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Counting(HashEmbedder):
+        def embed(self, texts: Sequence[str], *, kind: Literal["passage", "query"] = "passage") -> Vectors:
+            asked.extend(texts)
+            return super().embed(texts, kind=kind)
+
+    with Memory.open("ana", home=tmp_path, llm=None, embedder=Counting(64), reranker=None) as memory:
+        memory.remember([Message(text, speaker="Ana", session="s") for text in ("one", "two", "one", "three")])
+    assert sorted(asked) == ["Ana: one", "Ana: three", "Ana: two"]
+
+
+@pytest.mark.parametrize("at", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:00-12:00"])
+def test_a_time_that_no_zone_shares_is_refused(tmp_path: Path, at: str) -> None:
+    with opened(tmp_path) as memory, pytest.raises(BadInput, match="outside of the calendar"):
+        memory.remember("Hello", at=at)
+
+
+@pytest.mark.parametrize("at", ["0001-01-01", "9999-12-31"])
+def test_the_ends_of_the_calendar_are_encoded(tmp_path: Path, at: str) -> None:
+    with opened(tmp_path) as memory:
+        memory.remember("I moved house last week, and next winter I will move again to Lisbon.", at=at, speaker="Ana")
+        memory.flush()
+        assert memory.records()
+        assert memory.pending() == ()
+
+
+def test_whose_memories_there_are_is_said_where_one_is_missing(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with pytest.raises(LycheeError, match=r"no memory of 'anna' .*there are: ana"):
+        Memory.open("anna", home=tmp_path, llm=None, embedder=embedder(), reranker=None, read_only=True)
+    with pytest.raises(LycheeError, match=r"no memory of 'anna' .*there are: ana"):
+        upkeep.check("anna", home=tmp_path)
