@@ -74,7 +74,7 @@ class ChainSettings:
     pool: int = 20  # K
     length: int = 20  # T, which the authors' code names and their runs never reach
     # What stands for a chain: their mean, its last vector, or its texts embedded as one. The last is the paper's, takes
-    # an embedder call per step (12 s a question), and found no more (benchmarks/LOG.md, "Chains").
+    # an embedder call per step (12 s a question), and found no more (benchmarks/LOG.md, "Chains of evidence").
     context: ChainContext = "mean"
     # The two choices of the authors' runs: the best 10 sessions first (LongMemEval), the speaker asked for (LoCoMo).
     sessions: int | None = None

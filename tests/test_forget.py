@@ -548,6 +548,20 @@ def test_the_same_sentence_said_twice_is_elsewhere(tmp_path: Path) -> None:
         assert left(store) == ["S:0", "T:1"]
 
 
+def test_a_vector_of_half_precision_that_is_said_again_is_elsewhere(tmp_path: Path) -> None:
+    """Its row is of another form than the point of the graph; the point belongs to what was kept as well."""
+    with opened(tmp_path, exact_below=4, precision="float16") as store:
+        for session in "STU":
+            put(store, [Turn(session, i, f"I like the sea {i}", speaker="Ana") for i in range(4)])
+        assert list(store.path.rglob("records.hnsw")) != []
+        [record, *_] = store.records("S")
+        receipt = store.erase(Selection(records=(record.id,)))
+        assert (receipt.residues, receipt.elsewhere) == ((), (record.id,))
+        receipt = store.erase(Selection(turns=("turn:S:0",)))
+        assert receipt.residues == ()
+        assert "turn:S:0" in receipt.elsewhere
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "epoch-000002/turns.hnsw.tmp", "usage.jsonl"])
 def test_a_residue_is_named(tmp_path: Path, name: str) -> None:
     """Somebody has put a copy of it into the folder."""

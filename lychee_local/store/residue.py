@@ -62,18 +62,20 @@ class Traces:
         """Files that hold something of it with no right to, and the ids that something which was kept repeats.
 
         Every line of the epoch belongs to what was kept, and so does every vector row: a trace that stands there is of
-        a sentence, or a vector, that was said again, or that shares this piece.
+        a sentence, or a vector, that was said again, or that shares this piece. What was said again may stand anywhere:
+        in half precision, the graph has another form of a kept vector than its row.
         """
         residues: dict[str, None] = {}
-        elsewhere: dict[str, None] = {}
+        elsewhere: set[int] = set()
         for traces, kept in ((self.texts, LINE_FILES), (self.rows, ROW_FILES)):
             rightful = {str((epoch / name).relative_to(folder)) for name in kept}
-            for trace, names in find(folder, traces):
-                if rightful.isdisjoint(names):
+            found = find(folder, traces)
+            again = {trace.number for trace, names in found if trace.whole and not rightful.isdisjoint(names)}
+            for trace, names in found:
+                if trace.number not in again and rightful.isdisjoint(names):
                     residues.update(dict.fromkeys(names))
-                elif trace.whole:
-                    elsewhere.setdefault(self.ids[trace.number])
-        return tuple(residues), tuple(elsewhere)
+            elsewhere |= again
+        return tuple(residues), tuple(dict.fromkeys(self.ids[number] for number in sorted(elsewhere)))
 
 
 def text_traces(texts: Sequence[str]) -> list[Trace]:
