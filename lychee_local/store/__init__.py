@@ -429,7 +429,10 @@ class Store:
         held = {name: extent.count for name, extent in self._log.manifest.files.items()}
         receipt, traces = self._forgetting(selection, dry_run=False, on_progress=on_progress)
         for kept in self.path.glob("damaged-*"):  # what a repair has put aside may hold it too
-            remove_folder(self._log.disk, kept)
+            try:
+                remove_folder(self._log.disk, kept)
+            except OSError as error:
+                raise files.os_error(error, "remove", kept) from error
         if not receipt.turns and not receipt.records:
             self.finish_erasure(on_progress=on_progress)  # an earlier call may have been stopped half-way
             return receipt
