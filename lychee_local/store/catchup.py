@@ -125,15 +125,7 @@ class CatchUp:
     # --- what is taken back ------------------------------------------------------------------------------------------
 
     def _note_forgotten(self, line: ForgottenLine) -> None:
-        for name, numbers in (
-            (files.TURNS, line.turns),
-            (files.DECISIONS, line.decisions),
-            (files.SEGMENTS, line.segments),
-            (files.ENCODINGS, line.encodings),
-            (files.RECORD_ROWS, line.records),
-            ("notes", line.notes),
-            (files.NODES, line.labels),
-        ):
+        for name, numbers in line.by_file.items():
             self._db.executemany("INSERT OR IGNORE INTO gone VALUES (?, ?)", ((name, n) for n in numbers))
         for session, index in line.following:
             self._following[session] = index

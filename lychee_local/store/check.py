@@ -259,13 +259,7 @@ class _Lines:
     # --- references --------------------------------------------------------------------------------------------------
 
     def _note_gone(self, line: ForgottenLine) -> None:
-        for name, numbers in (
-            (files.TURNS, line.turns),
-            (files.DECISIONS, line.decisions),
-            (files.SEGMENTS, line.segments),
-            (files.ENCODINGS, line.encodings),
-            (files.RECORD_ROWS, line.records),
-        ):
+        for name, numbers in line.by_file.items():
             self._gone.setdefault(name, set()).update(numbers)
 
     def _is_gone(self, name: str, number: int) -> bool:

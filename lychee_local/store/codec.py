@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
 from lychee_local.errors import BadInput, StoreDamaged
+from lychee_local.store import manifest
 from lychee_local.types import Decision, NodeKind, Record, Turn
 
 
@@ -72,6 +73,19 @@ class ForgottenLine:
     notes: tuple[int, ...] = ()
     labels: tuple[int, ...] = ()
     following: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def by_file(self) -> dict[str, tuple[int, ...]]:
+        """The numbers by the file they count in; those of notes, which are no file, as "notes"."""
+        return {
+            manifest.TURNS: self.turns,
+            manifest.DECISIONS: self.decisions,
+            manifest.SEGMENTS: self.segments,
+            manifest.ENCODINGS: self.encodings,
+            manifest.RECORD_ROWS: self.records,
+            "notes": self.notes,
+            manifest.NODES: self.labels,
+        }
 
 
 L = TypeVar("L")

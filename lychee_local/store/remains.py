@@ -179,15 +179,7 @@ class Remains:
         return RowSums(origin.folder / name, extent, origin.embedder.dimension, origin.precision)
 
     def _note_gone(self, line: ForgottenLine) -> None:
-        for name, numbers in (
-            (files.TURNS, line.turns),
-            (files.DECISIONS, line.decisions),
-            (files.SEGMENTS, line.segments),
-            (files.ENCODINGS, line.encodings),
-            (files.RECORD_ROWS, line.records),
-            ("notes", line.notes),
-            (files.NODES, line.labels),
-        ):
+        for name, numbers in line.by_file.items():
             self._gone.setdefault(name, set()).update(numbers)
         for session, index in line.following:
             self._session(session).following = index
