@@ -19,10 +19,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from terminal import Lychee, Ran
 
 from lychee_local import cards, cli, pull
+
+# The suite tries the same examples today and tomorrow. `pytest --hypothesis-profile=search` looks for new ones.
+hypothesis.settings.register_profile("repeat", derandomize=True)
+hypothesis.settings.register_profile("search", print_blob=True)
+hypothesis.settings.load_profile("repeat")
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

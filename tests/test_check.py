@@ -803,6 +803,23 @@ def test_a_manifest_of_another_user_or_format(home: Path, tmp_path: Path) -> Non
         mended(home)
 
 
+@pytest.mark.parametrize("manifest", ["damaged", "missing"])
+def test_a_usage_log_is_mended_where_the_manifest_is_too(home: Path, manifest: str) -> None:
+    with opened(home) as store:
+        store.add_usage(USAGE)
+    path = user_folder(home, "ana") / "manifest.json"
+    if manifest == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"k" + path.read_bytes()[1:])
+    usage = user_folder(home, "ana") / "usage.jsonl"
+    usage.write_bytes(b"k" + usage.read_bytes()[1:])
+    report = mended(home)
+    assert [finding.part for finding in report.findings] == ["manifest", "usage"]
+    assert any("usage.jsonl" in lost for lost in report.lost)
+    assert said(home) == []
+
+
 def test_nothing_to_repair(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no memory of 'ana'"):
         mended(tmp_path)

@@ -83,16 +83,21 @@ def check(folder: Path, *, on_progress: Report | None = None) -> tuple[Finding, 
         try:
             seen = read_manifest(folder)
             if seen is None:
-                return (Finding(f"{folder / files.MANIFEST} is missing", part="manifest"),)
+                return _without_manifest(folder, f"{folder / files.MANIFEST} is missing")
             found = tuple(_findings(folder, seen[1], on_progress or (lambda done, total: None)))
             now = read_manifest(folder)
         except (StoreDamaged, StoreMismatch) as error:
-            return (Finding(error.message, part="manifest"),)
+            return _without_manifest(folder, error.message)
         except OSError as error:
             raise files.os_error(error, "check", folder) from error
         if not found or now is None or now[1].epoch == seen[1].epoch:
             return found
         # The files were rewritten meanwhile and the old ones removed: what was missed there says nothing.
+
+
+def _without_manifest(folder: Path, problem: str) -> tuple[Finding, ...]:
+    """What can be told where nothing says what is committed: the usage log stands beside the epochs, in no manifest."""
+    return Finding(problem, part="manifest"), *_usage_findings(folder)
 
 
 def _findings(folder: Path, manifest: Manifest, report: Report) -> Iterator[Finding]:
