@@ -803,6 +803,15 @@ def test_a_manifest_of_another_user_or_format(home: Path, tmp_path: Path) -> Non
         mended(home)
 
 
+def test_records_whose_turns_and_segments_are_lost_are_named(home: Path) -> None:
+    for name in ("segments.jsonl", "turns.jsonl"):
+        os.truncate(epoch(home) / name, 0)
+    report = mended(home)
+    assert "the texts of 7 turns (turns.jsonl)" in report.lost
+    assert sum("and its records: what they were made from is lost" in lost for lost in report.lost) == 2
+    assert held(home)["records"] == () and said(home) == []
+
+
 @pytest.mark.parametrize("manifest", ["damaged", "missing"])
 def test_a_usage_log_is_mended_where_the_manifest_is_too(home: Path, manifest: str) -> None:
     with opened(home) as store:

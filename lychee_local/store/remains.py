@@ -285,7 +285,12 @@ class Remains:
         for number, line in self._values(files.ENCODINGS, EncodingLine, count=False):
             if not self._is_gone(files.ENCODINGS, number):
                 counted[line.segment] = number  # the later of two: the earlier was withdrawn by a line that is lost
-        made = [s for identifier in counted if identifier not in self._segments and (s := self._named(identifier))]
+        made: list[Segment] = []
+        for identifier in [name for name in counted if name not in self._segments]:
+            if named := self._named(identifier):
+                made.append(named)
+            else:
+                self._notes.append(f"{identifier} and its records: what they were made from is lost")
         stored: dict[str, list[Segment]] = {name: [] for name in self._sessions}
         for segment in (*self._segments.values(), *made):
             held = self._sessions.get(segment.session)
