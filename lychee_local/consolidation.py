@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from lychee_local.backends import Vectors
+from lychee_local.backends import LLM, Job, Vectors
+from lychee_local.backends.jobs import run_all
 from lychee_local.encode import Encoded, encode, reference_context
 from lychee_local.engines import Engines
 from lychee_local.errors import BadInput
+from lychee_local.prose import sentences, substantive
 from lychee_local.rules import encode_by_rules
 from lychee_local.settings import EncodeSettings
 from lychee_local.store import Store
-from lychee_local.types import Progress, Record, Reencoded, Remembered, Segment, Turn, Usage
+from lychee_local.types import Progress, Record, Reencoded, Remembered, Scope, Segment, Turn, Usage
 
 T = TypeVar("T")
 ProgressCallback = Callable[[Progress], None]
@@ -26,6 +28,8 @@ ProgressCallback = Callable[[Progress], None]
 # What the rules are called where the name of an encoder stands. No model can have it: it would be a card's name.
 RULES = "rules"
 RULES_SEGMENTS_PER_COMMIT = 32
+# Turns, and records, that are looked at for each statement of an assistant: is it only what the memory held?
+RECALLED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,55 +115,109 @@ class Consolidation:
         self._log = log
 
     def encode_waiting(self, run: Run, budget: Budget) -> None:
-        """Encode what waits, oldest first, until the budget is used up; one commit at least. An LLM's segments are
-        committed one by one, since each costs it seconds and is context for the next; rules cost nothing, so their
-        texts are embedded and committed many at a time."""
+        """Encode what waits, oldest first, until the budget is used up; one commit at least. Sessions that are under
+        way when it is go on to the end of their segment."""
         pending = self._store.pending()
-        if not pending:
-            return
         done = 0
-        for batch in chunks(pending, RULES_SEGMENTS_PER_COMMIT if self._engines.llm() is None else 1):
-            encodings = [self._encoded(segment) for segment in batch]
-            self._commit(batch, encodings)
-            for segment, encoded in zip(batch, encodings, strict=True):
+
+        def commit(segments: Sequence[Segment], encodings: Sequence[Encoded]) -> None:
+            nonlocal done
+            self._commit(segments, encodings)
+            for segment, encoded in zip(segments, encodings, strict=True):
                 done += 1
                 run.encoded(segment, encoded.records, encoded.usage, done=done, total=len(pending))
-            if budget.spent(run.seconds, run.tokens):
-                return
+
+        self._encode(pending, commit, lambda: budget.spent(run.seconds, run.tokens))
 
     def encode_again(self, run: Run, session: str | None) -> Reencoded:
-        """Replace what other encoders gave, in the order of the conversation, one segment a commit: until its new
-        records are there, a segment has its old ones."""
+        """Replace what other encoders gave, each session in its order, one segment a commit: until its new records are
+        there, a segment has its old ones."""
         encoder = self._encoder()
         waiting = {segment.id for segment in self._store.pending()}
         encoded = [segment for segment in self._store.segments(session) if segment.id not in waiting]
         others = [segment for segment in encoded if self._store.encoder_of(segment.id) != encoder]
         kept: list[Segment] = []
-        for done, segment in enumerate(others, 1):
-            new = self._encoded(segment)
-            gives = bool(new.records) and (encoder == RULES or new.outcome != "rules")
-            switches = gives or not self._store.segment_records(segment.id)
-            if switches:
-                self._commit([segment], [new], again=True)
-            (run.segments if switches else kept).append(segment)
-            run.encoded(segment, new.records if switches else (), new.usage, done=done, total=len(others))
+
+        def switch(segments: Sequence[Segment], encodings: Sequence[Encoded]) -> None:
+            for segment, new in zip(segments, encodings, strict=True):
+                gives = bool(new.records) and (encoder == RULES or new.outcome != "rules")
+                switches = gives or not self._store.segment_records(segment.id)
+                if switches:
+                    self._commit([segment], [new], again=True)
+                (run.segments if switches else kept).append(segment)
+                done = len(run.segments) + len(kept)
+                run.encoded(segment, new.records if switches else (), new.usage, done=done, total=len(others))
+
+        self._encode(others, switch, lambda: False)
         return run.reencoded(kept, skipped=len(encoded) - len(others))
+
+    def _encode(
+        self,
+        segments: Sequence[Segment],
+        commit: Callable[[Sequence[Segment], Sequence[Encoded]], None],
+        enough: Callable[[], bool],
+    ) -> None:
+        """Encode these, and give them to `commit` until there is `enough`. Rules cost next to nothing, so what they
+        give is embedded and committed many segments at a time; a model's segments are committed one by one, since each
+        costs it seconds and is context for the next of its session."""
+        llm = self._engines.llm()
+        if llm is None:
+            for batch in chunks(segments, RULES_SEGMENTS_PER_COMMIT):
+                commit(batch, [self._by_rules(segment) for segment in batch])
+                if enough():
+                    return
+            return
+        sessions: dict[str, list[Segment]] = {}
+        for segment in segments:
+            sessions.setdefault(segment.session, []).append(segment)
+
+        def session_job(segments: Sequence[Segment]) -> Job[None]:
+            for segment in segments:
+                commit([segment], [(yield from self._by_model(segment, llm))])
+                if enough():
+                    return
+
+        jobs = (session_job(held) for number, held in enumerate(sessions.values()) if number == 0 or not enough())
+        for _ in run_all(jobs, llm, width=min(self._settings.width, len(sessions))):
+            pass
 
     def _encoder(self) -> str:
         llm = self._engines.llm()
         return RULES if llm is None else llm.name
 
-    def _encoded(self, segment: Segment) -> Encoded:
-        turns = self._store.turns(segment.session, segment.start, segment.end + 1)
-        llm = self._engines.llm()
-        if llm is None:
-            return Encoded(encode_by_rules(segment, turns), note="", usage=(), outcome="rules", detail="no LLM")
+    def _by_rules(self, segment: Segment) -> Encoded:
+        turns = self._turns(segment)
+        records = encode_by_rules(segment, turns, recalled=self._recalled(segment, turns))
+        return Encoded(records, note="", usage=(), outcome="rules", detail="no LLM")
+
+    def _by_model(self, segment: Segment, llm: LLM) -> Job[Encoded]:
         context = ""
         if self._settings.reference_context:
             note, records = self._store.preceding(segment, records=self._settings.reference_records)
             context = reference_context(note, records, self._settings)
-        made = encode(segment, turns, llm=llm, context=context, settings=self._settings)
+        turns = self._turns(segment)
+        recalled = self._recalled(segment, turns)
+        made = yield from encode(segment, turns, llm=llm, context=context, settings=self._settings, recalled=recalled)
         return replace(made, usage=tuple(self._log(usage, segment.session) for usage in made.usage))
+
+    def _recalled(self, segment: Segment, turns: Sequence[Turn]) -> tuple[str, ...]:
+        """What the memory held that the assistant's statements in `turns` may come from: what users said, and what was
+        recorded in other segments, in nearly the same words."""
+        by_users = Scope(roles=("user",))
+        found: dict[str, str] = {}
+        for turn in turns:
+            if turn.role != "assistant":
+                continue
+            for sentence in filter(substantive, sentences(turn.text)):
+                ids = [id for id, _ in self._store.words("turns", sentence, RECALLED, scope=by_users)]
+                found |= {id: held.text for id, held in self._store.turns_by_id(ids).items()}
+                ids = [id for id, _ in self._store.words("records", sentence, RECALLED)]
+                held_records = self._store.records_by_id(ids)
+                found |= {id: r.text for id, r in held_records.items() if r.segment != segment.id}
+        return tuple(found.values())
+
+    def _turns(self, segment: Segment) -> Sequence[Turn]:
+        return self._store.turns(segment.session, segment.start, segment.end + 1)
 
     def _commit(self, segments: Sequence[Segment], encodings: Sequence[Encoded], *, again: bool = False) -> None:
         """Embed the records and the nodes they create in one call, and commit everything in one transaction; `again`

@@ -23,11 +23,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lychee_local import cards
 from lychee_local.backends import LLM, Embedder, Reranker
+from lychee_local.backends.batch import PROMPT_CHUNK
 from lychee_local.backends.bge import CrossEncoder, SentenceEmbedder
 from lychee_local.backends.constraint import constraint_schema
 from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, OverlapReranker
-from lychee_local.backends.llama import PROMPT_CHUNK, LlamaLLM, is_looping
+from lychee_local.backends.llama import LlamaLLM
 from lychee_local.backends.load import load_embedder, load_llm
+from lychee_local.backends.output import is_looping
 from lychee_local.errors import (
     BadInput,
     ConstraintNotApplied,

@@ -7,8 +7,10 @@ so that importing lychee_local stays cheap and works where an engine is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,40 @@ from pydantic import BaseModel
 
 from lychee_local.types import Calibration, ChatMessage, Completion, Purpose
 
+T = TypeVar("T")
 Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation, as `LLM.complete` takes it."""
+
+    messages: Sequence[ChatMessage]
+    purpose: Purpose
+    max_tokens: int
+    schema: type[BaseModel] | None = None
+
+
+# Work that needs generations: it yields each request, is given the completion or the error that came instead, and
+# returns what it made of them. `jobs` runs one, or many side by side.
+Job = Generator[Request, Completion, T]
+
+
+class Batch(Protocol):
+    """Generations of one model, side by side."""
+
+    def submit(self, request: Request) -> int:
+        """Take in a request, and give the number under which `advance` will answer it. It waits for room."""
+        ...
+
+    def advance(self) -> Sequence[tuple[int, Completion | Exception]]:
+        """Decode until at least one request has ended: each with its completion, or with the `PromptTooLong` or
+        `GenerationFailed` that `LLM.complete` would have raised. Nothing only where no request is left.
+
+        Raises:
+            ConstraintNotApplied: the constraint failed; nothing of this batch can be trusted.
+        """
+        ...
 
 
 class LLM(Protocol):
@@ -47,6 +82,13 @@ class LLM(Protocol):
         Raises:
             PromptTooLong: the prompt plus `max_tokens` exceeds `context`.
             ConstraintNotApplied: the constraint failed while it was generating.
+        """
+        ...
+
+    def batch(self, width: int) -> AbstractContextManager[Batch]:
+        """Up to `width` generations side by side, which on a CPU cost little more than one. No other call on this
+        object until it is left. The texts are those of `complete`, up to the last digits of sums of floats, which
+        depend on how many sequences are decoded together; the same requests in the same order give the same texts.
         """
         ...
 

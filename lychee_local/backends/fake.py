@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
-from lychee_local.backends import Vectors
+from lychee_local.backends import Request, Vectors
 from lychee_local.errors import BadInput, ConstraintNotApplied, GenerationFailed, ModelError, PromptTooLong
 from lychee_local.types import Calibration, ChatMessage, Completion, Purpose, Usage
 
@@ -108,6 +111,10 @@ class FakeLLM:
         outcome = "ok" if finish == "stop" else finish
         return Completion(text, finish, Usage(purpose, self.name, prompt_tokens, len(pieces), outcome=outcome))
 
+    @contextmanager
+    def batch(self, width: int) -> Iterator[FakeBatch]:
+        yield FakeBatch(self)
+
     def close(self) -> None:
         self._closed = True
 
@@ -119,6 +126,32 @@ class FakeLLM:
         else:
             raise GenerationFailed(f"the fake model was given {len(self._replies)} replies and was called once more")
         return reply if isinstance(reply, tuple) else (reply, "stop")
+
+
+class FakeBatch:
+    """Answers one request a step, the oldest first."""
+
+    def __init__(self, llm: FakeLLM) -> None:
+        self._llm = llm
+        self._waiting: deque[tuple[int, Request]] = deque()
+        self._tickets = count()
+
+    def submit(self, request: Request) -> int:
+        ticket = next(self._tickets)
+        self._waiting.append((ticket, request))
+        return ticket
+
+    def advance(self) -> Sequence[tuple[int, Completion | Exception]]:
+        if not self._waiting:
+            return []
+        ticket, request = self._waiting.popleft()
+        try:
+            answer: Completion | Exception = self._llm.complete(
+                request.messages, purpose=request.purpose, max_tokens=request.max_tokens, schema=request.schema
+            )
+        except (PromptTooLong, GenerationFailed) as error:
+            answer = error
+        return [(ticket, answer)]
 
 
 def _validate(schema: type[BaseModel], text: str) -> None:

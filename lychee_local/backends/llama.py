@@ -10,26 +10,26 @@ forgotten: a broken constraint would go on as free text. Here it is an ordinary 
 
 from __future__ import annotations
 
-import codecs
 import ctypes
 import os
-import re
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lychee_local.backends.batch import MEMORY_BYTES, PROMPT_CHUNK, LlamaBatch, too_long
 from lychee_local.backends.chat import ChatTemplate
-from lychee_local.backends.constraint import Constraint, ConstraintEngine, check_output
+from lychee_local.backends.constraint import Constraint, ConstraintEngine
 from lychee_local.backends.native import settle
+from lychee_local.backends.output import DOCTOR_HINT, Logits, Output, Vocabulary
 from lychee_local.errors import (
     BadInput,
     ConstraintNotApplied,
@@ -37,23 +37,8 @@ from lychee_local.errors import (
     ModelDamaged,
     ModelError,
     ModelMissing,
-    PromptTooLong,
 )
-from lychee_local.types import ChatMessage, Completion, Purpose, Usage
-
-Finish = Literal["stop", "length", "loop"]
-
-_DOCTOR_HINT = "run: lychee doctor, which tries this build and names the command that repairs it"
-
-# When an output goes in circles (see `is_looping`). Lengths are in characters.
-LOOP_SPAN = 240
-LOOP_COPIES = 3
-LOOP_COPIES_COUNTED = 5
-LOOP_PERIOD_MAX = 900
-_LOOP_EVERY = 8  # tokens between two looks: a look costs about 0.2 ms
-
-# A prompt is evaluated, and an evaluated prefix reused, in steps of this many tokens.
-PROMPT_CHUNK = 64
+from lychee_local.types import ChatMessage, Completion, Purpose
 
 # llama.cpp logs through one callback per process. Its last lines are kept here to explain a failure, and shown nowhere.
 _native_log: deque[str] = deque(maxlen=40)
@@ -107,11 +92,11 @@ class LlamaLLM:
         # Runs once: on close(), when the object is collected, or at exit, whichever comes first.
         self._free = weakref.finalize(self, llama.close)
         self._llama = llama
-        self._vocab = self._api.llama_model_get_vocab(llama.model)
         self._lock = threading.RLock()
         self._generating = False
         self._prompt_held = 0  # tokens of the last prompt that the context still holds
         self.name = name
+        self._vocabulary = Vocabulary(self._api, llama, name)
         self.context = min(context, self._api.llama_model_n_ctx_train(llama.model))
         self.prompt_style: Literal["full", "compact"] = prompt_style
         self._template = ChatTemplate(self._api, llama, chat_format)
@@ -146,24 +131,47 @@ class LlamaLLM:
         with self._lock:
             tokens = self._tokens(messages)
             if len(tokens) + max_tokens > self.context:
-                raise PromptTooLong(
-                    f"a prompt of {len(tokens)} tokens and {max_tokens} for the output exceed "
-                    f"the context of {self.name}, {self.context} tokens"
-                )
+                raise too_long(self.name, len(tokens), max_tokens, self.context)
             self._require_idle()
             self._generating = True
             try:
                 constraint = None if schema is None else self._engine.constraint(schema)
                 cached = self._evaluate_prompt(tokens)
-                text, produced, finish = self._generate(max_tokens, constraint, on_text)
+                output = self._generate(max_tokens, constraint, on_text)
             finally:
                 self._generating = False
-        if schema is not None and finish == "stop":
-            check_output(schema, text)
-        outcome = "ok" if finish == "stop" else finish
-        seconds = time.perf_counter() - started
-        usage = Usage(purpose, self.name, len(tokens), produced, cached, seconds, outcome)
-        return Completion(text, finish, usage)
+        return output.completion(purpose, schema, len(tokens), cached, time.perf_counter() - started)
+
+    @contextmanager
+    def batch(self, width: int, *, memory_bytes: int = MEMORY_BYTES) -> Iterator[LlamaBatch]:
+        """See `backends.LLM.batch`. `memory_bytes` bounds what the keys and values of all sequences take; requests that
+        find no room in it wait.
+
+        Raises:
+            ModelError: there is no memory for it, the object is closed, or it is generating.
+        """
+        with self._lock:
+            self._require_open()
+            self._require_idle()
+            self._generating = True
+            try:
+                batch = LlamaBatch(
+                    self._api,
+                    self._llama,
+                    self._template,
+                    self._engine,
+                    self._vocabulary,
+                    width=width,
+                    context=self.context,
+                    threads=self._llama.n_threads,
+                    memory_bytes=memory_bytes,
+                )
+                try:
+                    yield batch
+                finally:
+                    batch.close()
+            finally:
+                self._generating = False
 
     def close(self) -> None:
         """Free the model's memory. A second call does nothing."""
@@ -176,11 +184,14 @@ class LlamaLLM:
         if self._generating:
             raise ModelError(f"{self.name} is generating: on_text must not call or close the model it listens to")
 
+    def _require_open(self) -> None:
+        if not self._free.alive:
+            raise ModelError(f"the model {self.name} is closed", hint="open a new one")
+
     # --- the prompt ---
 
     def _tokens(self, messages: Sequence[ChatMessage]) -> list[int]:
-        if not self._free.alive:
-            raise ModelError(f"the model {self.name} is closed", hint="open a new one")
+        self._require_open()
         return self._template.tokens(messages)
 
     def _evaluate_prompt(self, tokens: list[int]) -> int:
@@ -214,41 +225,22 @@ class LlamaLLM:
 
     def _generate(
         self, max_tokens: int, constraint: Constraint | None, on_text: Callable[[str], None] | None
-    ) -> tuple[str, int, Finish]:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a token may end inside a character
-        text = ""
-        token = int(self._llama.input_ids[self._llama.n_tokens - 1])
-        for produced in range(max_tokens):
-            token = self._next(constraint, token)
-            if self._api.llama_vocab_is_eog(self._vocab, token):
-                return text, produced, "stop"
-            piece = decoder.decode(self._llama.detokenize([token]))
-            text += piece
-            if piece and on_text is not None:
-                on_text(piece)
-            if produced % _LOOP_EVERY == _LOOP_EVERY - 1 and is_looping(text):
-                return text, produced + 1, "loop"
-            if produced + 1 < max_tokens:
-                self._evaluate([token])
-        return text, max_tokens, "length"
+    ) -> Output:
+        last = int(self._llama.input_ids[self._llama.n_tokens - 1])
+        output = Output(self._vocabulary, last, max_tokens, constraint, on_text)
+        while (token := output.take(self._logits())) is not None:
+            self._evaluate([token])
+        return output
 
-    def _next(self, constraint: Constraint | None, previous: int) -> int:
-        """The most likely token that the constraint allows; of equals, the first of the vocabulary."""
-        pointer = self._api.llama_get_logits_ith(self._llama.ctx, -1)
-        logits: npt.NDArray[np.float32] = np.ctypeslib.as_array(pointer, shape=(self._llama.n_vocab(),))
-        if constraint is not None:
-            logits = constraint.mask(previous, logits)
-        token = int(np.argmax(logits))
-        if not np.isfinite(logits[token]):
-            raise GenerationFailed(f"{self.name} computes no usable probabilities", hint=_DOCTOR_HINT)
-        return token
+    def _logits(self) -> Logits:
+        return self._vocabulary.logits(self._api.llama_get_logits_ith(self._llama.ctx, -1))
 
     def _evaluate(self, tokens: Sequence[int]) -> None:
         try:
             self._llama.eval(tokens)
         except RuntimeError as error:
             self._llama.reset()
-            raise GenerationFailed(f"llama.cpp failed: {error}{_last_native_lines()}", hint=_DOCTOR_HINT) from error
+            raise GenerationFailed(f"llama.cpp failed: {error}{_last_native_lines()}", hint=DOCTOR_HINT) from error
 
     def _prove(self) -> Completion:
         try:
@@ -290,38 +282,6 @@ def check_gguf(path: Path) -> None:
         raise ModelDamaged(f"the model file {path} is not in GGUF format", hint=hint)
 
 
-def is_looping(text: str) -> bool:
-    """Whether `text` ends in copies of one piece: three in a row, and as many more as fill `LOOP_SPAN`.
-
-    A small model in a circle often keeps counting ({"turn":4,...},{"turn":5,...} with one and the same sentence), so
-    copies may differ in one number. Then there must be five of them, with at least four words each: a list of distances
-    run, or one line for every empty turn, is no loop. Records of a list share keys and shape but not their words.
-    """
-    shape = re.sub(r"\d+", "0", text[-2 * LOOP_PERIOD_MAX * LOOP_COPIES_COUNTED :])
-    for period in range(1, min(LOOP_PERIOD_MAX, len(shape) // LOOP_COPIES) + 1):
-        if shape[-1] != shape[-1 - period]:
-            continue
-        piece = shape[-period:]
-        copies = max(LOOP_COPIES, -(-LOOP_SPAN // period))
-        if not shape.endswith(piece * copies):
-            continue
-        if _changing_numbers(text, piece.count("0"), copies) == 0:
-            return True
-        copies = max(copies, LOOP_COPIES_COUNTED)
-        counted = shape.endswith(piece * copies) and _changing_numbers(text, piece.count("0"), copies) == 1
-        if counted and piece.count(" ") >= 3:
-            return True
-    return False
-
-
-def _changing_numbers(text: str, numbers_each: int, copies: int) -> int:
-    """In how many of its numbers the copies of a piece at the end of `text` differ."""
-    if numbers_each == 0:
-        return 0
-    numbers = re.findall(r"\d+", text)[-numbers_each * copies :]
-    return sum(len(set(numbers[place::numbers_each])) > 1 for place in range(numbers_each))
-
-
 def _import_llama_cpp() -> ModuleType:
     settle()
     try:
@@ -331,7 +291,7 @@ def _import_llama_cpp() -> ModuleType:
             f"llama-cpp-python is not installed: {error}", hint="run: make setup, or: pip install llama-cpp-python"
         ) from error
     except (OSError, RuntimeError) as error:  # what it raises for a shared library that is absent or does not load
-        raise ModelMissing(f"llama-cpp-python does not load: {error}", hint=_DOCTOR_HINT) from error
+        raise ModelMissing(f"llama-cpp-python does not load: {error}", hint=DOCTOR_HINT) from error
     _quiet(llama_cpp)
     return llama_cpp
 
