@@ -55,7 +55,8 @@ def pool(
     if settings.sessions is not None:
         kept = _best_sessions(hits, vector, store, settings.sessions)
         hits = [hit for hit in hits if turn_place(hit.id)[0] in kept]
-    found = [(store.turn(hit.id), hit) for hit in hits]
+    turns = store.turns_by_id([hit.id for hit in hits])
+    found = [(turns[hit.id], hit) for hit in hits]
     taken: dict[str, Candidate] = {}
     for wanted in _groups(question, store, settings):
         mine = [pair for pair in found if wanted(pair[0])][: settings.pool]

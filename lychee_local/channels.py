@@ -7,10 +7,12 @@ meet, ranks are fused and the scores of one scale are handed out in that order.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Literal
+from heapq import nlargest, nsmallest
+from operator import attrgetter
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +55,9 @@ PLAN_DEPTH = 15
 CONTEXT_DEPTH = 1_000
 # How much of a neighbour's score a turn inherits in the context ranking.
 CONTEXT_SHARE = 0.5
+# Up to so many records of a route are all read, which a small memory has at hand; of more the best, in multiples of the
+# items wanted: reading them from a large memory costs more than all the rest of a question.
+FEW_RECORDS, READ = 1_000, 16
 # Of a node's records, the newest that it leads to: the node of a person who is always spoken of points to everything.
 NODE_RECORDS = 512
 
@@ -72,6 +77,7 @@ def recall(
     record: Recorder = OFF,
 ) -> dict[str, tuple[Candidate, ...]]:
     """Candidates of every route of `plan`, by route id, best field score first, ties by id (docs/method.md 5.2 to 5.5).
+    The `score` of each is its field score, until a reranker says more.
 
     `vectors` holds the unit vector of every text of `plan.variants(route)`. `settings.channels` names the channels that
     run; `scope` limits what they may find. Budgets follow from max(k, 15).
@@ -80,24 +86,41 @@ def recall(
     return {route.id: search.route(route) for route in plan.routes}
 
 
-@dataclass(slots=True)
-class _Draft:
+class _Find(NamedTuple):
+    """One hit of one channel, shared by all that it leads to; what a channel does not know of it stays empty."""
+
+    channel: str = ""
+    score: float = 0.0
+    query: str = ""
+    node: str = ""
+    similarity: float = 0.0
+
+
+Finds = defaultdict[str, list[_Find]]  # by the id of the record or turn, in the order of the channels
+
+
+class _Draft(NamedTuple):
     """A candidate under construction: the best score of all its hits, and what it was hit by."""
 
-    score: float = 0.0
-    similarity: float = 0.0
-    channels: dict[str, None] = field(default_factory=dict)
-    queries: dict[str, None] = field(default_factory=dict)
-    nodes: dict[str, None] = field(default_factory=dict)
+    score: float
+    similarity: float
+    channels: tuple[str, ...]
+    queries: tuple[str, ...]
+    nodes: tuple[str, ...]
 
-    def hit(self, channel: str, score: float, *, query: str = "", node: str = "", similarity: float = 0.0) -> None:
-        self.score = max(self.score, score)
-        self.similarity = max(self.similarity, similarity)
-        self.channels.setdefault(channel)
-        if query:
-            self.queries.setdefault(query)
-        if node:
-            self.nodes.setdefault(node)
+
+def _drafted(finds: Iterable[_Find]) -> _Draft:
+    best = nearest = 0.0
+    channels: dict[str, None] = {}
+    queries: dict[str, None] = {}
+    nodes: dict[str, None] = {}
+    for channel, score, query, node, near in finds:
+        best = score if score > best else best
+        nearest = near if near > nearest else nearest
+        channels[channel] = queries[query] = nodes[node] = None
+    for named in (channels, queries, nodes):
+        named.pop("", None)
+    return _Draft(best, nearest, tuple(channels), tuple(queries), tuple(nodes))
 
 
 class _Search:
@@ -138,8 +161,8 @@ class _Search:
         return dict(zip(texts, self.store.search(name, matrix, k, node_kinds=kinds, scope=scope), strict=True))
 
     def route(self, route: Route) -> tuple[Candidate, ...]:
-        records: dict[str, _Draft] = {}
-        turns: dict[str, _Draft] = {}
+        records: Finds = defaultdict(list)
+        turns: Finds = defaultdict(list)
         queries = self.plan.variants(route)
         when = route.when or self.plan.when
         if "temporal" in self.settings.channels and when is not None:
@@ -148,18 +171,32 @@ class _Search:
             self._nodes(route.id, query, records)
         self._records(route.id, queries, records)
         self._turns(route.id, queries, turns)
-        known = ((self.store.record(i), draft) for i, draft in records.items())
+        routes = (route.id,)
+        drafts = self._worth_reading(records)
+        known = self.store.records_by_id(drafts)
         # A node leads to its records whatever the scope.
-        found = [self._from_record(r, draft, when) for r, draft in known if self.scope is None or self.scope.holds(r)]
-        found += [self._from_turn(self.store.turn(i), draft, when) for i, draft in turns.items()]
-        found = [replace(c, routes=(route.id,)) for c in found]
-        best = tuple(sorted(found, key=lambda c: (-c.field_score, c.id)))
+        inside = {i: r for i, r in known.items() if self.scope is None or self.scope.holds(r)}
+        found = [self._from_record(i, r, drafts[i], when, routes) for i, r in inside.items()]
+        said = self.store.turns_by_id(turns)
+        found += [self._from_turn(i, t, _drafted(turns[i]), when, routes) for i, t in said.items()]
+        found.sort(key=attrgetter("id"))
+        found.sort(key=attrgetter("field_score"), reverse=True)
+        best = tuple(found)
         self.record.ranking("channels", best, "field_score", route.id)
         return best
 
+    def _worth_reading(self, finds: Finds) -> dict[str, _Draft]:
+        """The drafts of the records that are read, in the order of finding. A person who is always spoken of leads to
+        thousands; fusion looks at the first 4k (5.9), the others only lend windows their queries and nodes."""
+        drafts = {identifier: _drafted(hits) for identifier, hits in finds.items()}
+        if self.scope is not None or len(drafts) <= FEW_RECORDS:
+            return drafts
+        best = nlargest(READ * self.depth, drafts, key=lambda identifier: drafts[identifier].score)
+        return {identifier: drafts[identifier] for identifier in best}
+
     # --- the channels ---
 
-    def _temporal(self, route: str, when: TimeRange, drafts: dict[str, _Draft]) -> None:
+    def _temporal(self, route: str, when: TimeRange, finds: Finds) -> None:
         scored = [
             (DATE_SCORES.get(n.key.partition(":")[0], DATE_SCORE_OTHER), n)
             for n in self.store.temporal_nodes(when, latest=NODE_RECORDS)
@@ -169,24 +206,24 @@ class _Search:
         label = f"{when.since or ''} to {when.until or ''}".strip()
         self.record.hits(route, "temporal", "date_score", ((n.id, score) for score, n in scored), query=label)
         for score, node in scored:
+            find = _Find("temporal", score, label, node.id)
             for record in node.records:
-                drafts.setdefault(record, _Draft()).hit("temporal", score, query=label, node=node.id)
+                finds[record].append(find)
 
-    def _nodes(self, route: str, query: str, drafts: dict[str, _Draft]) -> None:
-        taken: dict[NodeKind, int] = {}
-        hits = self.hits["nodes"].get(query, ())
-        self.record.hits(route, "nodes", "cosine", ((hit.id, hit.cosine) for hit in hits), query=query)
-        for hit in hits:
-            node = self.store.node(hit.id, latest=NODE_RECORDS)
-            taken[node.kind] = taken.get(node.kind, 0) + 1
-            r = similarity(hit.cosine, self.calibration)
-            if taken[node.kind] > self.node_budget or r == 0.0:
-                continue
-            for record in node.records:
-                score = r * NODE_WEIGHTS[node.kind]
-                drafts.setdefault(record, _Draft()).hit("nodes", score, query=query, node=node.id)
+    def _nodes(self, route: str, query: str, finds: Finds) -> None:
+        hits = self.hits["nodes"].get(query, [])
+        self.record.hits(route, "nodes", "cosine", hits, query=query)
+        near = {hit.id: similarity(hit.cosine, self.calibration) for hit in hits}
+        near = {i: r for i, r in near.items() if r > 0.0}
+        taken: Counter[NodeKind] = Counter()
+        for node_id, node in self.store.nodes_by_id(near, latest=NODE_RECORDS).items():
+            taken[node.kind] += 1
+            if taken[node.kind] <= self.node_budget:
+                find = _Find("nodes", near[node_id] * NODE_WEIGHTS[node.kind], query, node_id)
+                for record in node.records:
+                    finds[record].append(find)
 
-    def _records(self, route: str, queries: Sequence[str], drafts: dict[str, _Draft]) -> None:
+    def _records(self, route: str, queries: Sequence[str], finds: Finds) -> None:
         dense = self._best("records", queries, self.record_budget)
         self.record.hits(route, "records", "cosine", dense.items())
         rankings = [list(dense)]
@@ -195,9 +232,9 @@ class _Search:
             rankings.append([i for i, _ in said])
             self.record.hits(route, "lexical records", "bm25", said)
         scores = self._fuse(dense, rankings, RECORD_BASE, RECORD_SLOPE)
-        self._enter("records", scores, dense, rankings[1:], queries, drafts)
+        self._enter("records", scores, dense, rankings[1:], queries, finds)
 
-    def _turns(self, route: str, queries: Sequence[str], drafts: dict[str, _Draft]) -> None:
+    def _turns(self, route: str, queries: Sequence[str], finds: Finds) -> None:
         everything = self._best("turns", queries, CONTEXT_DEPTH)
         dense = dict(list(everything.items())[: self.turn_budget])
         self.record.hits(route, "turns", "cosine", dense.items())
@@ -209,7 +246,7 @@ class _Search:
             if everything:
                 rankings.append(self._with_context(everything))
         scores = self._fuse(dense, rankings, TURN_BASE, TURN_SLOPE)
-        self._enter("turns", scores, dense, rankings[1:], queries, drafts)
+        self._enter("turns", scores, dense, rankings[1:], queries, finds)
 
     def _best(self, name: Field, queries: Sequence[str], k: int) -> dict[str, float]:
         """The highest cosine of each row over all query variants, the best k rows, best first."""
@@ -223,14 +260,11 @@ class _Search:
         """The best turns when each is judged together with the turns before and after it, in the same session."""
         lowest = min(scores.values(), default=0.0)
         placed = {turn_place(i): score for i, score in scores.items()}
-
-        def judged(place: tuple[str, int]) -> float:
-            session, index = place
-            around = sum(placed.get((session, index + step), lowest) for step in (-1, 1))
-            return placed[place] + CONTEXT_SHARE * around
-
-        order = sorted(placed, key=lambda place: (-judged(place), place))[: self.turn_budget]
-        return [f"turn:{session}:{index}" for session, index in order]
+        judged = (
+            (-score - CONTEXT_SHARE * (placed.get((s, i - 1), lowest) + placed.get((s, i + 1), lowest)), s, i)
+            for (s, i), score in placed.items()
+        )
+        return [f"turn:{session}:{index}" for _, session, index in nsmallest(self.turn_budget, judged)]
 
     def _fuse(
         self, dense: Mapping[str, float], rankings: Sequence[Sequence[str]], base: float, slope: float
@@ -259,35 +293,40 @@ class _Search:
         dense: Mapping[str, float],
         other: Sequence[Sequence[str]],
         queries: Sequence[str],
-        drafts: dict[str, _Draft],
+        finds: Finds,
     ) -> None:
         by_words = {i for ranking in other for i in ranking}
         name: Field = "records" if channel == "records" else "turns"
         for identifier, score in scores.items():
-            draft = drafts.setdefault(identifier, _Draft())
             if identifier in dense:
-                draft.hit(channel, score, similarity=similarity(dense[identifier], self.calibration))
+                near = similarity(dense[identifier], self.calibration)
+                finds[identifier].append(_Find(channel, score, similarity=near))
             if identifier in by_words:
-                draft.hit("lexical", score)
+                finds[identifier].append(_Find("lexical", score))
         for query in queries:
+            find = _Find(query=query)
             for hit in self.hits[name].get(query, ())[: self.turn_budget if name == "turns" else None]:
                 if hit.id in scores:
-                    drafts[hit.id].queries.setdefault(query)
+                    finds[hit.id].append(find)
 
     # --- what a draft becomes, with the adjustments of docs/method.md 5.5 ---
 
-    def _from_record(self, record: Record, draft: _Draft, when: TimeRange | None) -> Candidate:
+    def _from_record(
+        self, identifier: str, record: Record, draft: _Draft, when: TimeRange | None, routes: tuple[str, ...]
+    ) -> Candidate:
         bonus = _record_bonus(self.plan.question_type, record)
         if when is not None and _any_overlap(when, _event_spans(record)):
             bonus += 0.08
+        score = min(1.0, draft.score + bonus)
         return Candidate(
-            id=record.id,
+            id=identifier,
             kind="record",
             text=record.text,
             session=record.session,
             turns=record.turns,
-            field_score=min(1.0, draft.score + bonus),
+            field_score=score,
             similarity=draft.similarity,
+            score=score,
             speaker=record.speaker,
             role=record.role,
             memory_type=record.kind,
@@ -295,27 +334,32 @@ class _Search:
             tags=record.tags,
             temporal=record.temporal,
             said=record.said,
-            channels=tuple(draft.channels),
-            queries=tuple(draft.queries),
-            nodes=tuple(draft.nodes),
+            channels=draft.channels,
+            queries=draft.queries,
+            nodes=draft.nodes,
+            routes=routes,
         )
 
-    def _from_turn(self, turn: Turn, draft: _Draft, when: TimeRange | None) -> Candidate:
+    def _from_turn(
+        self, identifier: str, turn: Turn, draft: _Draft, when: TimeRange | None, routes: tuple[str, ...]
+    ) -> Candidate:
         bonus = {"assistant": self.strategy.assistant_bonus, "user": self.strategy.user_bonus}.get(turn.role, 0.0)
-        score = min(1.0, draft.score * self.strategy.turn_factor + bonus)
+        score = min(1.0, min(1.0, draft.score * self.strategy.turn_factor + bonus) + _turn_date_bonus(turn, when))
         return Candidate(
-            id=turn.id,
+            id=identifier,
             kind="turn",
             text=turn.line,
             session=turn.session,
             turns=(turn.index,),
-            field_score=min(1.0, score + _turn_date_bonus(turn, when)),
+            field_score=score,
             similarity=draft.similarity,
+            score=score,
             speaker=turn.speaker,
             role=turn.role,
             said=turn.at,
-            channels=tuple(draft.channels),
-            queries=tuple(draft.queries),
+            channels=draft.channels,
+            queries=draft.queries,
+            routes=routes,
         )
 
 

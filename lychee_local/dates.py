@@ -254,10 +254,10 @@ def parse_span(text: str) -> DateSpan | None:
 
 
 def _on_calendar(read: Callable[[re.Match[str]], _Read], match: re.Match[str]) -> _Read | None:
-    """A date that the calendar does not have is no date."""
+    """A date that the calendar does not have is no date, nor is a word that only `re` takes for one: "yeſterday"."""
     try:
         return read(match)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, KeyError):
         return None
 
 
@@ -344,6 +344,8 @@ def _bare_day(match: re.Match[str], said: date) -> tuple[DateSpan, str]:
     month, day = _month_number(match["m"]), _day_number(match["d"])
     if (month, day) == (2, 29):
         raise ValueError("29 February without a year")
+    if match["d"].endswith(".") or match["m"].lower() in _GERMAN_MONTHS:
+        raise ValueError("German tells the future in the present tense: the year is not known")
     return _closest(match, said, lambda year: _day(date(year, month, day)))
 
 
@@ -409,7 +411,7 @@ def _chinese(match: re.Match[str], said: date) -> tuple[DateSpan, str]:
         steps = {"上": -1, "去": -1, "这": 0, "今": 0, "下": 1, "明": 1}[match["w"]]
     span = _period(unit, said, steps)
     if weekday := groups.get("d"):
-        span = _day(span.start + timedelta(days="一二三四五六日天".index(weekday) % 7))
+        span = _day(span.start + timedelta(days=min("一二三四五六日天".index(weekday), 6)))
     return _worded(span)
 
 
@@ -433,47 +435,81 @@ _FEASTS = {
     "halloween": (10, 31), "valentine": (2, 14),
 }  # fmt: skip
 _LATIN_DAYS = "|".join(sorted((w.replace(" ", r"\s") for w in _DAY_WORDS if w[0] < _HAN), key=len, reverse=True))
-_HAN_DAYS = "|".join(sorted((w for w in _DAY_WORDS if w[0] >= _HAN), key=len, reverse=True))
-_RELATIVE: tuple[tuple[re.Pattern[str], _Relative], ...] = tuple(
-    (re.compile(pattern, re.I), resolve)
-    for pattern, resolve in (
-        (rf"\b(?:{_LATIN_DAYS})\b|{_HAN_DAYS}", _offset_days),
-        (rf"\b{_N}\s(?P<u>day|weekend|week|month|year)s?\s(?:ago|back)\b", _ago),
-        (rf"\b{_N}\s(?P<u>week|month|year)s?\snow\b", _since),
-        (rf"\b{_N}\s(?P<u>day|week|month|year)s?\sfrom\snow\b", _ahead),
-        (rf"\bin\s{_N}\s(?P<u>day|week|month|year)s?(?:['’]?\stime)?\b", _ahead),
+# Written without spaces, a day may be made of the ends of two other words: 以前天天 (before, every day), 说明天气.
+_NO_HAN_DAY = {
+    "前天": "(?<![以之从先目])",
+    "后天": "(?<![以之然最今午雨日])",
+    "明天": "(?<![说发光])",
+    "今天": "(?<![如当])",
+}
+_HAN_DAYS = "|".join(
+    _NO_HAN_DAY.get(w, "") + w + ("(?!天|气(?!温))" if w.endswith("天") else "")
+    for w in sorted((w for w in _DAY_WORDS if w[0] >= _HAN), key=len, reverse=True)
+)
+_NO_HAN_WEEK = "(?<![上下早晚网路街身马以乡地天爱当底])"  # 上上周 is the week before last, 早上周围 is no week
+_UNIT_WORDS = {"day", "days", "week", "weeks", "month", "months", "year", "years"}
+_NEIGHBOUR_WORDS = {"weekend", "week", "month", "year", *_WEEKDAYS, *_SEASONS, *_MONTHS}
+_FEAST_WORDS = {"christmas", "xmas", "new", "halloween", "valentine", "valentines", "thanksgiving", "easter"}
+_NEAR_DE = {stem + ending for stem in ("letzte", "diese", "nächste") for ending in ("", "n", "r", "s", "m")}
+# Each rule with its cues: what it matches holds one of them as a whole word, or for `_HAN` a Chinese character. Two
+# thirds of all turns hold none, and looking words up costs a fiftieth of trying every rule.
+_RELATIVE: tuple[tuple[frozenset[str], re.Pattern[str], _Relative], ...] = tuple(
+    (frozenset(cues), re.compile(pattern, re.I), resolve)
+    for cues, pattern, resolve in (
         (
+            {*(day.split()[-1] for day in _DAY_WORDS), _HAN},
+            rf"\b(?:{_LATIN_DAYS})\b(?!\svor\b)|{_HAN_DAYS}",
+            _offset_days,
+        ),
+        ({"ago", "back"}, rf"\b{_N}\s(?P<u>day|weekend|week|month|year)s?\s(?:ago|back)\b", _ago),
+        ({"now"}, rf"\b{_N}\s(?P<u>week|month|year)s?\snow\b", _since),
+        ({"now"}, rf"\b{_N}\s(?P<u>day|week|month|year)s?\sfrom\snow\b", _ahead),
+        (_UNIT_WORDS, rf"\bin\s{_N}\s(?P<u>day|week|month|year)s?(?:['’]?\stime)?\b", _ahead),
+        (
+            _NEIGHBOUR_WORDS,
             r"\b(?P<which>(?:this\s|the\s)?(?:last|past|previous|next|coming)|this)\s"
             rf"(?P<u>weekend|week|month|year|{_W}|spring|summer|fall|autumn|winter|{_M})(?!\w)",
             _neighbour,
         ),
-        (r"\bthe\s(?P<u>weekend|week|month|year)\s(?P<w>before\slast|after\snext)\b", _before_last),
+        ({"last", "next"}, r"\bthe\s(?P<u>weekend|week|month|year)\s(?P<w>before\slast|after\snext)\b", _before_last),
         (
+            {*_MONTHS},
             rf"(?:(?<=\bin\s)|(?<=\bsince\s)|(?<=\buntil\s)|(?<=\bearly\s)|(?<=\blate\s))(?P<m>{_M})(?!\w|\s\d)",
             _bare_month,
         ),
-        (rf"\b(?P<m>{_M})\s(?:the\s)?(?P<d>{_D})(?![\w:%]|,?\s\d{{4}})", _bare_day),
-        (rf"\b(?<![\d.:])(?P<d>{_D})\s(?:of\s)?(?P<m>{_M})(?!\w|,?\s\d)", _bare_day),
-        (rf"(?<=\bon\s)(?P<u>{_W})(?!\s\d)", _bare_weekday),
+        ({*_MONTHS}, rf"\b(?P<m>{_M})\s(?:the\s)?(?P<d>{_D})(?![\w:%]|,?\s\d{{4}})", _bare_day),
+        ({*_MONTHS}, rf"\b(?<![\d.:])(?P<d>{_D})\s(?:of\s)?(?P<m>{_M})(?!\w|,?\s\d)", _bare_day),
+        ({*_WEEKDAYS}, rf"(?<=\bon\s)(?P<u>{_W})(?!\s\d)", _bare_weekday),
         (
+            _FEAST_WORDS,
             r"\b(?P<which>last|this|next|at|on|for|over|since|before|after|until)\s(?P<f>christmas(?:\seve)?|xmas"
             r"|new\syear['’]?s?(?:\seve|\sday)|halloween|valentine['’]?s(?:\sday)?|thanksgiving|easter)\b",
             _feast,
         ),
-        (r"(?P<n>\d{1,3}|[一二两三四五六七八九十])\s?(?P<u>天|个?星期|周|个月|年)前", _chinese),
-        (r"(?P<w>[上下这])个?(?P<u>周|星期)(?P<d>[一二三四五六日天])", _chinese),
-        (r"(?P<w>[上下这])个?(?P<u>周|星期|月)", _chinese),
-        (r"(?P<w>[去今明])(?P<u>年)", _chinese),
         (
+            {_HAN},
+            r"(?<![\d一二两三四五六七八九十百千万几数第])(?P<n>\d{1,3}|[一二两三四五六七八九十])\s?(?P<u>天|个?星期|周|个月|年)前",
+            _chinese,
+        ),
+        ({_HAN}, rf"{_NO_HAN_WEEK}(?P<w>[上下这])个?(?P<u>周|星期)(?P<d>[一二三四五六日天])", _chinese),
+        ({_HAN}, rf"{_NO_HAN_WEEK}(?P<w>[上下这])个?(?P<u>周|星期)(?![围边到遍身岁年密知])", _chinese),
+        ({_HAN}, rf"{_NO_HAN_WEEK}(?P<w>[上下这])个?(?P<u>月)(?![亮光球饼季子票台色牙圆经薪])", _chinese),
+        ({_HAN}, r"(?<![过离失])(?P<w>[去今明])(?P<u>年)(?![代轻龄纪华味迈糕货夜])", _chinese),
+        (
+            {"vor"},
             rf"\bvor\s(?P<n>\d{{1,3}}|{'|'.join(_COUNTS_DE)})\s(?P<u>tag(?:en)?|wochen?|monat(?:en)?|jahr(?:en)?)\b",
             _german,
         ),
-        (r"\b(?:letzte|diese|nächste)[nrsm]?\s(?P<u>wochenende|woche|monat|jahr)\b", _german),
+        (_NEAR_DE, r"\b(?:letzte|diese|nächste)[nrsm]?\s(?P<u>wochenende|woche|monat|jahr)\b", _german),
     )
 )
 
 
 # --- reading text ----------------------------------------------------------------------------------------------------
+
+_YEAR_DIGITS = re.compile(r"\d{4}")  # every absolute date has them
+_WORD = re.compile(r"\w+")
+_HAN_SIGN = re.compile("[\u4e00-\u9fff]")
 
 
 def find(text: str, said: date | None) -> tuple[Mention, ...]:
@@ -490,17 +526,26 @@ def find(text: str, said: date | None) -> tuple[Mention, ...]:
 
 def _matches(text: str, said: date | None) -> Iterator[tuple[int, int, Mention | None]]:
     """All matches of all rules. None takes the place of an impossible date, so that 31 June 2023 is not June 2023."""
-    for pattern, read in _ABSOLUTE:
+    for pattern, read in _ABSOLUTE if _YEAR_DIGITS.search(text) else ():
         for match in pattern.finditer(text):
             span = _on_calendar(read, match)
             mention = Mention(*match.span(), match[0], span, False, describe(span)) if span else None
             yield *match.span(), mention
-    for pattern, resolve in _RELATIVE if said else ():
+    if said is None:
+        return
+    cues = _cues(text)
+    for pattern, resolve in ((p, r) for needed, p, r in _RELATIVE if not needed.isdisjoint(cues)):
         for match in pattern.finditer(text):
             if resolved := _on_calendar(partial(resolve, said=said), match):
                 span, label = resolved
                 label = str(span) if match[0][0] >= _HAN else label
                 yield *match.span(), Mention(*match.span(), match[0], span, True, label)
+
+
+def _cues(text: str) -> set[str]:
+    """What may set off a relative rule: the words, in lower case, and `_HAN` for any Chinese character."""
+    words = set(_WORD.findall(text.lower()))
+    return words if text.isascii() or not _HAN_SIGN.search(text) else words | {_HAN}
 
 
 def annotate(text: str, said: date | None) -> str:

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterator
 from functools import lru_cache
+from itertools import chain
 
 # Scripts written without spaces. Chinese, Japanese and Korean are indexed as single characters and pairs, so that any
 # word of two can be found; in Thai, Lao, Burmese and Khmer a single character is a mere letter: pairs only.
@@ -28,6 +29,7 @@ _WORD = rf"(?:[^\W_{_CJK}{_RUN_ON}]|[{_SIGNS}])+"
 _JOINT = r"[._/\\:@+#&=?%~-]{1,3}"
 _JOINED = rf"(?:(?<![\w.])\.(?=[^\W\d_]))?{{0}}(?:{_JOINT}{{0}})*(?:(?:\+\+|\#)(?!\w))?"
 _TOKEN = re.compile(rf"[{_CJK}]+|[{_RUN_ON}]+|" + _JOINED.replace("{0}", _WORD))
+_ASCII_WORD = re.compile(r"[A-Za-z0-9]+")
 _ASCII_TOKEN = re.compile(_JOINED.replace("{0}", "[A-Za-z0-9]+"))  # the same, four times as fast
 _UNSPACED = re.compile(f"[{_CJK}]+")
 _ONE_CJK, _ONE_RUN_ON = re.compile(f"[{_CJK}]"), re.compile(f"[{_RUN_ON}]")
@@ -54,7 +56,7 @@ _LETTERS = str.maketrans(
     {"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ħ": "h", "æ": "ae", "œ": "oe", "ё": "е"}
 )
 _LONGEST = 256  # characters of a term: a longer joined token is found by its parts, a longer word by its beginning
-_REMEMBERED = 64  # characters of a token whose terms are kept
+_REMEMBERED = 64  # characters of a word or token whose terms are kept
 
 # English words that say how something is asked or joined, not what is sought.
 _STOP = """
@@ -73,9 +75,13 @@ def terms(text: str) -> list[str]:
 
     What two texts are compared by. In scripts without spaces the words are single characters and pairs.
     """
+    if text.isascii():
+        words = _ASCII_WORD.findall(_whole_numbers(text))
+        short = max(map(len, words), default=0) <= _REMEMBERED
+        return list(chain.from_iterable(map(_remembered_terms if short else _token_terms, words)))
     found: list[str] = []
     for token in _tokens(text):
-        found.extend(_spaceless(token) or (term for word in _WORDS.findall(token) for term in _stemmed(word)))
+        found.extend(_remembered_terms(token) if _comes_again(token) else _token_terms(token))
     return found
 
 
@@ -87,9 +93,7 @@ def search_terms(text: str) -> list[str]:
     """
     found: list[str] = []
     for token in _tokens(text):
-        # Runs without spaces seldom come again, and have many terms.
-        again = token < "\u0e00" and len(token) <= _REMEMBERED
-        found.extend(_remembered(token) if again else _expanded(token))
+        found.extend(_remembered(token) if _comes_again(token) else _expanded(token))
     return found
 
 
@@ -106,15 +110,32 @@ def named(text: str, names: Collection[str]) -> tuple[str, ...]:
 
 def prompt_tokens(text: str) -> int:
     """About how many tokens a quoted text costs in a prompt: 1.35 a word, one an unspaced character, 12 a line."""
-    unspaced = sum(map(len, _UNSPACED.findall(text)))
+    unspaced = 0 if text.isascii() else sum(map(len, _UNSPACED.findall(text)))
     return int(1.35 * len(text.split()) + unspaced + 12 * (text.count("\n") + 1))
 
 
+def _whole_numbers(text: str) -> str:
+    """The text with 12,000 as 12000."""
+    return _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text)
+
+
 def _tokens(text: str) -> list[str]:
-    text = _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text)
+    text = _whole_numbers(text)
     if text.isascii():
         return _ASCII_TOKEN.findall(text)
     return _TOKEN.findall(_INVISIBLE.sub("", unicodedata.normalize("NFKC", text)))
+
+
+def _comes_again(token: str) -> bool:
+    """Runs without spaces seldom do, and have many terms."""
+    return token < "\u0e00" and len(token) <= _REMEMBERED
+
+
+def _token_terms(token: str) -> tuple[str, ...]:
+    return tuple(_spaceless(token) or (term for word in _WORDS.findall(token) for term in _stemmed(word)))
+
+
+_remembered_terms = lru_cache(maxsize=65_536)(_token_terms)
 
 
 @lru_cache(maxsize=65_536)
@@ -135,6 +156,8 @@ def _expanded(token: str) -> Iterator[str]:
 
 def _spaceless(token: str) -> list[str]:
     """The terms of a run in a script without spaces; none of any other token."""
+    if token < "\u0e00":  # every script that is written so lies above
+        return []
     pairs = [token[i : i + 2] for i in range(max(1, len(token) - 1))]
     if _ONE_CJK.match(token):
         return [*token, *pairs] if len(token) > 1 else [token]

@@ -8,9 +8,14 @@ that returns no numbers, the field scores decide and a note says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from itertools import zip_longest
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from dataclasses import fields, replace
+from functools import lru_cache
+from itertools import chain, islice, zip_longest
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
 
 from lychee_local import dates
 from lychee_local.backends import Reranker
@@ -23,6 +28,7 @@ from lychee_local.trace import OFF, Recorder
 from lychee_local.types import Candidate, DateSpan, Evidence, Plan, Turn
 
 Routes = Mapping[str, tuple[Candidate, ...]]
+Floats = npt.NDArray[np.float64]
 
 # Signature similarity (docs/method.md 5.10). The weights sum to 1.
 SAME_SESSION, SAME_ENTITIES, SAME_QUERIES, SAME_NODES, SAME_TURNS, SAME_WORDS = 0.15, 0.20, 0.15, 0.15, 0.10, 0.25
@@ -91,18 +97,23 @@ def within(
 
 def by_field_score(by_route: Routes, k: int, record: Recorder = OFF) -> tuple[Candidate, ...]:
     """The ablation without selection: the union of all routes by field score, cut at k."""
-    union: dict[str, Candidate] = {}
-    for candidate in (c for candidates in by_route.values() for c in candidates):
-        known = union.get(candidate.id)
-        if known is None or candidate.field_score > known.field_score:
-            union[candidate.id] = replace(candidate, score=candidate.field_score)
-    ordered = tuple(sorted(union.values(), key=_by_score))
+    ordered = _union_of(by_route)
     record.ranking("fused", ordered, "field_score")
     for candidate in ordered[:k]:
         record.keep("fused", candidate.id, "one of the best field scores")
     for candidate in ordered[k:]:
         record.drop("fused", candidate.id, f"beyond the {k} items wanted")
-    return ordered[:k]
+    return tuple(_scored(c, c.field_score) for c in ordered[:k])
+
+
+def _union_of(by_route: Routes) -> tuple[Candidate, ...]:
+    """Each candidate once, from the route where its field score is highest, best first."""
+    union: dict[str, Candidate] = {}
+    for candidate in chain.from_iterable(by_route.values()):
+        known = union.get(candidate.id)
+        if known is None or candidate.field_score > known.field_score:
+            union[candidate.id] = candidate
+    return _sorted(union.values(), "field_score")
 
 
 # --- reranking (5.7) -------------------------------------------------------------------------------------------------
@@ -116,9 +127,11 @@ def rerank(
     The paper reranks route by route. The question is the same in every route and pools overlap, so one call over the
     union costs a fraction and says the same. Candidates outside the pool leave their routes.
     """
+    if reranker is None:
+        return dict(by_route), ("no reranker: ordered by retrieval scores",)
     pool = rerank_pool(by_route, limit)
-    if reranker is None or not pool:
-        return dict(by_route), () if reranker is not None else ("no reranker: ordered by retrieval scores",)
+    if not pool:
+        return dict(by_route), ()
     try:
         scores = [float(s) for s in reranker.score(question_side(plan), [document_side(c) for c in pool])]
     except (GenerationFailed, PromptTooLong) as error:
@@ -138,7 +151,7 @@ def rerank(
 
 def rerank_pool(by_route: Routes, limit: int) -> tuple[Candidate, ...]:
     """The union of all routes cut to `limit`: the head by field score, then each kind and channel in turn."""
-    union = by_field_score(by_route, sum(len(candidates) for candidates in by_route.values()))
+    union = _union_of(by_route)
     if len(union) <= limit:
         return union
     head = max(int(limit * POOL_HEAD), min(POOL_HEAD_MIN, limit))
@@ -197,11 +210,11 @@ def route_scores(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
 
     def scored(c: Candidate) -> Candidate:
         if c.relevance is None:
-            return replace(c, score=c.field_score)
+            return c if c.score == c.field_score else _scored(c, c.field_score)
         bonus = SIMILARITY_BONUS * c.similarity + min(QUERY_BONUS_MAX, QUERY_BONUS * len(c.queries))
-        return replace(c, score=min(1.0, max(0.0, c.relevance + RERANKED_BONUS + bonus)))
+        return _scored(c, min(1.0, max(0.0, c.relevance + RERANKED_BONUS + bonus)))
 
-    return tuple(sorted((scored(c) for c in candidates), key=_by_score))
+    return _sorted(map(scored, candidates), "score")
 
 
 def fuse(
@@ -229,14 +242,10 @@ def fuse(
         return ()
     top = max(ranks.values())
     final = (
-        replace(
-            c,
-            fused=ranks[c.id],
-            score=min(1.0, max(0.0, weight_best * c.score + weight_route * ranks[c.id] / top)),
-        )
+        _scored(c, min(1.0, max(0.0, weight_best * c.score + weight_route * ranks[c.id] / top)), ranks[c.id])
         for c in best.values()
     )
-    fused = tuple(sorted(final, key=_by_score))
+    fused = _sorted(final, "score")
     record.ranking("fused", fused, "score")
     return fused
 
@@ -261,7 +270,7 @@ def cover(fused: Sequence[Candidate], lists: Routes, k: int, record: Recorder = 
     quota = max(1, min(4, k // max(1, len(lists))))
     taken: dict[str, Candidate] = {}
     for route, candidates in lists.items():
-        fresh = [c.id for c in candidates if c.id in known and c.id not in taken][:quota]
+        fresh = list(islice((c.id for c in candidates if c.id in known and c.id not in taken), quota))
         taken.update((identifier, known[identifier]) for identifier in fresh)
         for identifier in fresh:
             record.keep("selected", identifier, f"one of the first {quota} of route {route}")
@@ -286,24 +295,26 @@ def diversify(
     they lie within a tenth of each other, and the signature would decide alone.
     """
     chosen = list(picks[:k])
-    features = {c.id: _Signature(c) for c in (*fused[: max(k, 4 * k)], *chosen)}
-    pool = [c for c in fused[: max(k, 4 * k)] if c.id not in {p.id for p in chosen}]
-    nearest = {c.id: max((features[c.id].similarity(features[p.id]) for p in chosen), default=0.0) for c in pool}
-    scores = [c.score for c in pool]
-    low, span = min(scores, default=0.0), max(max(scores, default=0.0) - min(scores, default=0.0), 1e-9)
-
-    def gain(c: Candidate) -> float:
-        return weight_relevance * (c.score - low) / span - weight_signature * nearest[c.id]
-
-    while pool and len(chosen) < k:
-        best = max(pool, key=gain)
-        record.keep("diversity", best.id, f"gain {gain(best):.2f}, {nearest[best.id]:.2f} similar to what was chosen")
-        pool.remove(best)
+    taken = {c.id for c in chosen}
+    pool = [c for c in fused[: 4 * k] if c.id not in taken]
+    signatures = _Signatures([*pool, *chosen])
+    nearest = np.zeros(len(pool))
+    for place in range(len(pool), len(pool) + len(chosen)):
+        np.maximum(nearest, signatures.similarity(place)[: len(pool)], out=nearest)
+    scores = np.array([c.score for c in pool])
+    low, span = scores.min(initial=1.0), max(float(np.ptp(scores)) if pool else 0.0, 1e-9)
+    relevance = weight_relevance * (scores - low) / span
+    free = np.ones(len(pool), dtype=np.bool_)
+    while free.any() and len(chosen) < k:
+        gains = np.where(free, relevance - weight_signature * nearest, -np.inf)
+        place = int(np.argmax(gains))  # of equal ones the first, which has the better score
+        best = pool[place]
+        record.keep("diversity", best.id, f"gain {gains[place]:.2f}, {nearest[place]:.2f} similar to what was chosen")
+        free[place] = False
         chosen.append(best)
-        for c in pool:
-            nearest[c.id] = max(nearest[c.id], features[c.id].similarity(features[best.id]))
+        np.maximum(nearest, signatures.similarity(place)[: len(pool)], out=nearest, where=free)
     if record.on:
-        _tell_of_the_rest(fused, chosen, {c.id: nearest[c.id] for c in pool}, record)
+        _tell_of_the_rest(fused, chosen, {c.id: near for c, near in zip(pool, nearest.tolist(), strict=True)}, record)
     best_first = tuple(sorted(chosen, key=_by_score))
     record.ranking("diversity", best_first, "score")
     return best_first
@@ -325,26 +336,49 @@ def _tell_of_the_rest(
         record.drop("diversity", c.id, why)
 
 
-class _Signature:
-    """What two candidates are compared by, as sets computed once."""
+class _Signatures:
+    """What candidates are compared by: six sets each. One count over all that hold what a candidate holds compares it
+    with every other at once."""
 
-    def __init__(self, candidate: Candidate) -> None:
-        self.session = candidate.session
-        self.parts = (
-            (SAME_ENTITIES, frozenset(e.casefold() for e in candidate.entities)),
-            (SAME_QUERIES, frozenset(candidate.queries)),
-            (SAME_NODES, frozenset(candidate.nodes)),
-            (SAME_TURNS, frozenset((candidate.session, turn) for turn in candidate.turns)),
-            (SAME_WORDS, frozenset(terms(candidate.text))),
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        parts: tuple[tuple[float, Sequence[Set[Hashable]]], ...] = (
+            (SAME_SESSION, [{c.session} - {""} for c in candidates]),
+            (SAME_ENTITIES, [{e.casefold() for e in c.entities} for c in candidates]),
+            (SAME_QUERIES, [set(c.queries) for c in candidates]),
+            (SAME_NODES, [set(c.nodes) for c in candidates]),
+            (SAME_TURNS, [{(c.session, turn) for turn in c.turns} for c in candidates]),
+            (SAME_WORDS, [_words(c.text) for c in candidates]),
         )
+        self._weights = np.array([[weight] for weight, _ in parts])
+        self._sizes = np.array([[len(items) for items in sets] for _, sets in parts], dtype=np.intp)
+        items, first = [np.zeros(0, dtype=np.intp)], 0  # what each set holds, by number, set after set
+        for _, sets in parts:
+            held = list(chain.from_iterable(sets))
+            numbers = {item: first + number for number, item in enumerate(dict.fromkeys(held))}
+            items.append(np.fromiter(map(numbers.__getitem__, held), dtype=np.intp, count=len(held)))
+            first += len(numbers)
+        item = np.concatenate(items)
+        holder = np.repeat(np.arange(self._sizes.size), self._sizes.ravel())
+        place = holder % len(candidates)
+        self._items = np.split(item[np.argsort(place, kind="stable")], np.cumsum(self._sizes.sum(axis=0))[:-1])
+        self._holders = holder[np.argsort(item, kind="stable")]
+        self._ends = [0, *np.cumsum(np.bincount(item, minlength=first)).tolist()]
 
-    def similarity(self, other: _Signature) -> float:
-        """In [0, 1]; an empty set on either side adds nothing."""
-        total = SAME_SESSION if self.session and self.session == other.session else 0.0
-        for (weight, mine), (_, theirs) in zip(self.parts, other.parts, strict=True):
-            if mine and theirs:
-                total += weight * len(mine & theirs) / len(mine | theirs)
-        return min(1.0, total)
+    def similarity(self, place: int) -> Floats:
+        """Of the candidate at `place` with each, in [0, 1]: weighted Jaccard indexes, of empty sets 0."""
+        mine = [self._holders[self._ends[item] : self._ends[item + 1]] for item in self._items[place].tolist()]
+        holders = np.concatenate([self._holders[:0], *mine])
+        shared = np.bincount(holders, minlength=self._sizes.size).reshape(self._sizes.shape)
+        united = self._sizes + self._sizes[:, place, np.newaxis] - shared
+        total: Floats = np.zeros(self._sizes.shape[1])
+        for part in self._weights * shared / np.maximum(united, 1):
+            total += part
+        return np.minimum(total, 1.0)
+
+
+@lru_cache(maxsize=4_096)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(terms(text))
 
 
 def budget(
@@ -389,6 +423,27 @@ def budget(
     return best_first
 
 
+_VALUES = attrgetter(*(f.name for f in fields(Candidate)))
+_SCORE, _FUSED = (next(i for i, f in enumerate(fields(Candidate)) if f.name == name) for name in ("score", "fused"))
+
+
+def _scored(candidate: Candidate, score: float, fused: float | None = None) -> Candidate:
+    """`candidate` with another score: `dataclasses.replace` for hundreds a question takes three times as long."""
+    values = list(_VALUES(candidate))
+    values[_SCORE] = score
+    values[_FUSED] = values[_FUSED] if fused is None else fused
+    return Candidate(*values)
+
+
+def _sorted(candidates: Iterable[Candidate], score: str = "score") -> tuple[Candidate, ...]:
+    """By `score` and similarity, best first, ties by id. Three sorts by one attribute each cost less than one with a
+    key that is made for each candidate."""
+    ordered = sorted(candidates, key=attrgetter("id"))
+    ordered.sort(key=attrgetter("similarity"), reverse=True)
+    ordered.sort(key=attrgetter(score), reverse=True)
+    return tuple(ordered)
+
+
 def _by_score(candidate: Candidate) -> tuple[float, float, str]:
     return -candidate.score, -candidate.similarity, candidate.id
 
@@ -403,9 +458,11 @@ def _union(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
 def evidence(chosen: Iterable[Candidate], store: Store, record: Recorder = OFF) -> tuple[Evidence, ...]:
     """The candidates as they are shown, in the same order, each with the turns it rests on. One of whose turns some has
     been forgotten since it was found is left out."""
+    chosen = tuple(chosen)
+    known = store.turns_by_id({turn for candidate in chosen for turn in _turn_ids(candidate)})
     shown: list[Evidence] = []
     for candidate in chosen:
-        turns = _turns_of(candidate, store)
+        turns = [known[turn] for turn in _turn_ids(candidate) if turn in known]
         if len(turns) == len(candidate.turns):
             shown.append(_evidence(candidate, turns))
         else:
@@ -413,11 +470,8 @@ def evidence(chosen: Iterable[Candidate], store: Store, record: Recorder = OFF) 
     return tuple(shown)
 
 
-def _turns_of(candidate: Candidate, store: Store) -> list[Turn]:
-    if not candidate.turns:
-        return []
-    around = store.turns(candidate.session, min(candidate.turns), max(candidate.turns) + 1)
-    return [turn for turn in around if turn.index in candidate.turns]
+def _turn_ids(candidate: Candidate) -> list[str]:
+    return [f"turn:{candidate.session}:{index}" for index in sorted(candidate.turns)]
 
 
 def _evidence(candidate: Candidate, turns: Sequence[Turn]) -> Evidence:

@@ -5,9 +5,13 @@ Owns how far a window reaches, how windows are merged, and what is cut from them
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from heapq import nsmallest
 from itertools import zip_longest
+from operator import attrgetter
 
 from lychee_local.lexicon import prompt_tokens, terms
 from lychee_local.store import Store
@@ -44,15 +48,27 @@ def windows(
 
 
 class _Around:
-    """The turns near a place, as far as they are not forgotten and in the scope."""
+    """The turns near a place, as far as they are not forgotten and in the scope; each is read once."""
 
     def __init__(self, store: Store, scope: Scope | None) -> None:
         self._store, self._scope = store, scope
+        self._known: dict[str, Turn | None] = {}
+
+    def read(self, places: Iterable[tuple[str, int, int]]) -> None:
+        """Read at once what `turns` will be asked for."""
+        wanted = dict.fromkeys(i for place in places for i in _turn_ids(*place) if i not in self._known)
+        if wanted:
+            self._known |= wanted | self._store.turns_by_id(wanted)
 
     def turns(self, session: str, start: int, end: int) -> list[Turn]:
         """Those with start <= index <= end."""
-        found = self._store.turns(session, max(start, 0), end + 1)
-        return [t for t in found if self._scope is None or self._scope.holds(t)]
+        self.read([(session, start, end)])
+        found = (self._known[i] for i in _turn_ids(session, start, end))
+        return [t for t in found if t is not None and (self._scope is None or self._scope.holds(t))]
+
+
+def _turn_ids(session: str, start: int, end: int) -> list[str]:
+    return [f"turn:{session}:{index}" for index in range(max(start, 0), end + 1)]
 
 
 def _spans(
@@ -60,20 +76,22 @@ def _spans(
 ) -> list[tuple[str, int, int]]:
     """The turn ranges around the anchors of all routes: first every route's best, then every route's second, ..."""
     limit = min(max(k, 1), strategy.anchors)
-    ranked = [sorted((c for c in pool if c.turns), key=_anchor_order)[:limit] for pool in pools.values()]
+    ranked = [nsmallest(limit, (c for c in pool if c.turns), key=_anchor_order) for pool in pools.values()]
+    anchors = [c for row in zip_longest(*ranked) for c in row if c is not None]
+    places = [(a.session, min(a.turns) - strategy.window, max(a.turns) + strategy.window) for a in anchors]
+    around.read(places)
     spans: list[tuple[str, int, int]] = []
     shown: set[tuple[str, int]] = set()
     spent = 0
-    for anchor in (c for row in zip_longest(*ranked) for c in row if c is not None):
-        start, end = min(anchor.turns) - strategy.window, max(anchor.turns) + strategy.window
-        turns = around.turns(anchor.session, start, end)
+    for place in places:
+        turns = around.turns(*place)
         fresh = [t for t in turns if (t.session, t.index) not in shown]
         spent += sum(prompt_tokens(t.line) for t in fresh)
         if tokens is not None and spent > tokens and spans:
             break
         shown |= {(t.session, t.index) for t in fresh}
         if turns:
-            spans.append((anchor.session, turns[0].index, turns[-1].index))
+            spans.append((turns[0].session, turns[0].index, turns[-1].index))
     return spans
 
 
@@ -122,17 +140,14 @@ def _placed(
     kept: list[Candidate] = []
     inside: dict[tuple[str, int, int], list[Candidate]] = {}
     for candidate in candidates:
-        holders = [
-            (candidate.session, start, end)
-            for start, end in places.get(candidate.session, ())
-            if candidate.turns and start <= min(candidate.turns) and max(candidate.turns) <= end
-        ]
-        for holder in holders:
+        holder = _holder(candidate, places.get(candidate.session, ()))
+        if holder is not None:
             inside.setdefault(holder, []).append(candidate)
-        if candidate.kind == "record" or not holders:
+        if candidate.kind == "record" or holder is None:
             kept.append(candidate)
         else:
-            record.drop("windows", candidate.id, f"stands in {_window_id(*holders[0])}")
+            record.drop("windows", candidate.id, f"stands in {_window_id(*holder)}")
+    around.read(inside)
     for (session, start, end), anchors in inside.items():
         turns = around.turns(session, start, end)
         needed = {i for a in anchors if a.kind != "record" for i in a.turns} or {i for a in anchors for i in a.turns}
@@ -140,9 +155,20 @@ def _placed(
         best = max(anchors, key=lambda a: (a.field_score, a.id))
         score = min(1.0, best.field_score + (0.03 if len(anchors) > 1 else 0.0))
         kept.append(replace(_window(best, shown, score, anchors, (start, end)), routes=(route,)))
-    best_first = tuple(sorted(kept, key=lambda c: (-c.field_score, c.id)))
+    kept.sort(key=attrgetter("id"))
+    kept.sort(key=attrgetter("field_score"), reverse=True)
+    best_first = tuple(kept)
     record.ranking("windows", best_first, "field_score", route)
     return best_first
+
+
+def _holder(candidate: Candidate, ranges: Sequence[tuple[int, int]]) -> tuple[str, int, int] | None:
+    """The range that all turns of a candidate lie in; ranges are ascending and apart."""
+    if not ranges or not candidate.turns:
+        return None
+    first, last = min(candidate.turns), max(candidate.turns)
+    start, end = ranges[max(0, bisect_right(ranges, (first, sys.maxsize)) - 1)]
+    return (candidate.session, start, end) if start <= first and last <= end else None
 
 
 def _window_id(session: str, start: int, end: int) -> str:
@@ -165,6 +191,7 @@ def _window(
         text=_lines(turns),
         turns=tuple(t.index for t in turns),
         field_score=score,
+        score=score,
         similarity=max(a.similarity for a in anchors),
         speaker=turns[0].speaker if len({t.speaker for t in turns}) == 1 else None,
         role="",

@@ -8,7 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from benchmarks import recall_time
+from lychee_local import Memory
+from lychee_local.backends.fake import HashEmbedder
+from lychee_local.store import EmbedderIdentity
 
 ROOT = Path(__file__).parent.parent
 
@@ -60,6 +66,28 @@ def conversation(path: Path) -> Path:
     item = {"conversation": {"session_1": turns}, "qa": [{"question": "What is said about tea?"}]}
     path.write_text(json.dumps([item]))
     return path
+
+
+def test_the_time_of_a_question_is_the_sum_of_its_stages(tmp_path: Path) -> None:
+    embedder = HashEmbedder(64)
+    with Memory.open("ana", home=tmp_path, llm=None, embedder=embedder, reranker=None) as memory:
+        memory.remember([f"I drink tea number {n}" for n in range(30)])
+        memory.flush()
+        times = recall_time.measure(memory, [f"tea {n}?" for n in range(recall_time.WARMING + 5)], 5)
+    assert list(times) == ["plan", "embed", "channels", "windows", "rerank", "select", "evidence", "all"]
+    for values in times.values():
+        assert 0 <= values["p50"] <= values["p95"]
+        assert 0 <= values["p50 CPU"] <= values["p95 CPU"]
+    assert sum(t["p50"] for name, t in times.items() if name != "all") <= times["all"]["p95"] * 1.5
+
+
+def test_vectors_near_topics_are_unit_vectors_and_the_same_each_time() -> None:
+    near = recall_time.NearTopics(HashEmbedder(16), EmbedderIdentity("synthetic", "0" * 64, 32))
+    rows = near.embed(["red fish", "fish"])
+    assert rows.shape == (2, 32)
+    assert np.linalg.norm(rows, axis=1) == pytest.approx([1.0, 1.0], abs=1e-6)
+    assert np.array_equal(rows, near.embed(["red fish", "fish"]))
+    assert float(rows[0] @ rows[1]) > 0.5  # all texts of a question belong to one topic
 
 
 def test_scale_and_its_plot(tmp_path: Path) -> None:

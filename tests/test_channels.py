@@ -107,6 +107,22 @@ def test_a_raw_turn_scores_by_its_cosine_and_keeps_its_provenance(store: Store) 
     assert other.field_score == pytest.approx(0.34)
 
 
+def test_of_more_records_than_a_thousand_the_best_are_read(store: Store) -> None:
+    """Three names that are always spoken of lead to 1,101 records, of which 16 for each item are read."""
+    say(store, "S1", "Ana: a", "Ana: b", "Ana: c")
+    for turn, place in enumerate(("Northend", "Southend", "Eastend")):
+        things = [f"{place} thing {number}" for number in range(367)]
+        note(store, *(Record("S1", thing, "fact", (turn,), "segment", (place,), speaker="Ana") for thing in things))
+    settings = RecallSettings(channels=("records", "nodes"))
+    asked = plan.plan_without("Northend Southend Eastend")
+    best = found(store, asked, settings, k=15)["r1"]
+    every = found(store, asked, settings, k=15, scope=Scope(sessions=("S1",)))["r1"]  # what is outside shows when read
+    assert (len(best), len(every)) == (16 * 15, 3 * 367)
+    assert [c.field_score for c in best] == [c.field_score for c in every[: 16 * 15]]
+    one_name = found(store, plan.plan_without("Northend"), settings, k=1)["r1"]
+    assert 16 * 15 < len(one_name) < 1_000  # so few are all read
+
+
 def test_records_are_reached_by_vector_and_through_their_nodes(store: Store) -> None:
     say(store, "S1", "Ana: hello")
     record = Record("S1", "Ana keeps fish", "fact", (0,), "", ("Ana",), ("pets",), speaker="Ana", said=SAID)

@@ -162,6 +162,18 @@ def test_a_date_too_far_away_is_left_alone() -> None:
     assert find("yesterday", date.min) == ()
 
 
+def test_every_rule_is_set_off_by_its_words_in_any_case() -> None:
+    """Rules whose cues a text does not hold are not tried: each of these holds one, in capitals, and no other."""
+    said = date(2023, 7, 5)
+    for text in (
+        "YESTERDAY", "TWO WEEKS AGO", "THREE YEARS NOW", "A WEEK FROM NOW", "WE WILL GO IN TWO WEEKS", "LAST SPRING",
+        "THE WEEKEND BEFORE LAST", "IN MAY", "MAY 12", "12 JUNE", "ON FRIDAY", "AT XMAS", "NEXT NEW YEAR'S EVE", "昨天",
+        "三天前", "上周五", "上个月", "去年", "VOR DREI TAGEN", "NÄCHSTES JAHR", "ÜBERMORGEN", "5 MAY 2023", "(2021)",
+    ):  # fmt: skip
+        assert find(f"- {text} -", said), text
+    assert [m.text for m in find("today or yeſterday", said)] == ["today"]  # ſ is an s only where case is ignored
+
+
 def test_annotation_names_relative_dates_once() -> None:
     text = "I signed up yesterday, in May 2023 I could not. Last week was hard."
     once = annotate(text, date(2023, 7, 3))
@@ -272,3 +284,50 @@ def test_long_input_takes_time_in_proportion(text: str) -> None:
 )
 def test_a_bare_weekday_lies_behind_only_where_the_sentence_tells_the_past(text: str, day: date) -> None:
     assert find(text, date(2024, 5, 13))[0].span == DateSpan(day, day, "day")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "二十年前",
+        "十三年前",
+        "两三天前",
+        "几十年前",
+        "上上周",
+        "下下个月",
+        "早上周围没人",
+        "晚上月亮很圆",
+        "我爱上月亮了",
+        "以前天天去",
+        "然后天黑了",
+        "请你说明天气",
+        "如今天气很冷",
+        "去年轻人多的地方",
+        "过去年",
+        "am 3. Mai",
+        "am 3. April",
+        "el próximo mes",
+        "ayer",
+        "先週",
+        "أمس",
+    ],
+)
+def test_what_is_not_understood_stays_unresolved(text: str) -> None:
+    assert find(text, MONDAY) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("上周天", "2023-07-16"),
+        ("下周日", "2023-07-30"),
+        ("大前天", "2023-07-14"),
+        ("明天气温很高", "2023-07-18"),
+        ("上个月月底", "2023-06"),
+        ("去年底", "2022"),
+        ("heute vor einem Jahr", "2022"),
+    ],
+)
+def test_chinese_and_german_days(text: str, span: str) -> None:
+    (mention,) = find(text, MONDAY)
+    assert str(mention.span) == span

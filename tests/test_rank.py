@@ -87,6 +87,51 @@ def test_diversity_prefers_something_new_over_a_near_copy() -> None:
     assert ids(rank.diversify((), pool, 9)) == ["first", "copy", "other", "low"]
 
 
+def test_diversity_chooses_what_the_formula_of_the_method_chooses() -> None:
+    """Against 5.10 spelled out pair by pair, on candidates that share sessions, turns, words and provenance."""
+    pick = np.random.default_rng(5)
+    names = [f"n{i}" for i in range(6)]
+
+    def some(most: int) -> tuple[str, ...]:
+        return tuple(pick.choice(names, size=pick.integers(0, most), replace=False).tolist())
+
+    pool = [
+        Candidate(
+            f"c{i:02}", "record", " ".join(some(6)), str(pick.choice(["", "s1", "s2"])), (int(pick.integers(3)),), 0.5,
+            score=float(pick.integers(1, 20)) / 20, entities=some(4), queries=some(3), nodes=some(4),
+        )
+        for i in range(40)
+    ]  # fmt: skip
+    fused = sorted(pool, key=lambda c: (-c.score, c.id))
+
+    def likeness(a: Candidate, b: Candidate) -> float:
+        total = 0.15 if a.session and a.session == b.session else 0.0
+        for weight, one, other in (
+            (0.20, a.entities, b.entities),
+            (0.15, a.queries, b.queries),
+            (0.15, a.nodes, b.nodes),
+            (0.10, [(a.session, t) for t in a.turns], [(b.session, t) for t in b.turns]),
+            (0.25, a.text.split(), b.text.split()),
+        ):
+            if one and other:
+                total += weight * len({*one} & {*other}) / len({*one} | {*other})
+        return min(1.0, total)
+
+    for k, picks in ((12, fused[:3]), (10, [fused[20], fused[0]]), (40, []), (1, [])):
+        left = [c for c in fused[: 4 * k] if c not in picks]
+        low, high = left[-1].score, left[0].score
+        chosen = list(picks)
+        while left and len(chosen) < k:
+            gains = [
+                0.75 * (c.score - low) / max(high - low, 1e-9)
+                - 0.25 * max((likeness(c, p) for p in chosen), default=0.0)
+                for c in left
+            ]
+            chosen.append(left.pop(gains.index(max(gains))))
+        expected = [c.id for c in sorted(chosen, key=lambda c: (-c.score, c.id))]
+        assert ids(rank.diversify(picks, fused, k)) == expected
+
+
 def test_raw_items_are_bounded_where_records_exist() -> None:
     records = tuple(record(f"m{i}", score=0.80 - i / 100) for i in range(10))
     raws = tuple(raw(f"t{i}", score=0.79 - i / 100) for i in range(5))

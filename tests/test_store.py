@@ -44,6 +44,30 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert check(user_folder(tmp_path, "ana")) == ()
 
 
+def test_many_are_read_at_once_as_one_by_one(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        turns = [t.id for t in (*store.turns("S2"), *store.turns("S1"))]
+        assert store.turns_by_id([*turns, "turn:S1:99", "turn:S9:0", "turn:S1:01", "no id"]) == (
+            {i: store.turn(i) for i in turns}
+        )
+        records = [r.id for r in store.records()][::-1]
+        for _ in range(2):  # read, then kept
+            found = store.records_by_id([*records, "record:0"])
+            assert found == {i: store.record(i) for i in records}
+            assert list(found) == records
+        nodes = [n.id for n in store.nodes()][::-1]
+        assert store.nodes_by_id(["node:entity:0", *nodes]) == {i: store.node(i) for i in nodes}
+        short = store.nodes_by_id(nodes, latest=1)
+        assert short == {i: store.node(i, latest=1) for i in nodes}
+        assert max(len(n.records) for n in short.values()) == 1
+        assert not store.turns_by_id([])
+        assert not store.records_by_id([])
+        assert not store.nodes_by_id([])
+        store.forget(Selection(records=(records[0],)))
+        store.forget(Selection(turns=(turns[0],)))
+        assert list(store.records_by_id(records[:1])) == list(store.turns_by_id(turns[:1])) == []
+
+
 def test_lookups(tmp_path: Path) -> None:
     with filled(tmp_path) as store:
         assert store.sessions() == ("S1", "S2")

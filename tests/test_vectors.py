@@ -104,6 +104,16 @@ def flat(tmp_path: Path) -> FlatFile:
     return FlatFile(tmp_path / "turns.rows")
 
 
+def test_the_nearest_as_arrays_are_the_hits(flat: FlatFile) -> None:
+    flat.append(random_rows(50, 16, seed=3))
+    queries = random_rows(2, 16, seed=4)
+    among = np.arange(50) % 2 == 0
+    hits = flat.opened().search(queries, 7, among=among)
+    found = flat.opened().nearest(queries, 7, among=among)
+    assert [list(map(RowHit, r.tolist(), c.tolist())) for r, c in found] == hits
+    assert [len(r) for r, _ in flat.opened().nearest(queries, 7, among=np.zeros(50, dtype=np.bool_))] == [0, 0]
+
+
 def compass(path: Path, *vectors: list[int]) -> VectorIndex:
     file = FlatFile(path, dimension=2)
     file.append(np.array(vectors, dtype=np.float32))

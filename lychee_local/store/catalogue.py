@@ -293,6 +293,18 @@ class Catalogue:
     def turn(self, num: int) -> Turn:
         return self._turn(num)
 
+    def turns_by_id(self, ids: Collection[str]) -> dict[str, Turn]:
+        """Those that there are."""
+        places: dict[str, list[int]] = {}
+        for session, index in filter(None, map(_turn_place, ids)):
+            places.setdefault(session, []).append(index)
+        asked = (
+            "SELECT t.num FROM session s JOIN turn t ON t.session = s.num "
+            "WHERE s.name = ? AND t.place IN (SELECT value FROM json_each(?))"
+        )
+        numbers = (num for name, indexes in places.items() for num in self._all(asked, name, json.dumps(indexes)))
+        return {turn.id: turn for turn in map(self._turn, numbers)}
+
     def turn_by_ref(self, session: str, ref: str) -> int | None:
         found = self._all("SELECT turn FROM ref WHERE session = ? AND ref = ?", self._session(session), ref)
         return found[0] if found else None
@@ -361,9 +373,19 @@ class Catalogue:
 
     def record(self, num: int) -> Record:
         """The latest occurrence, with the turns of all."""
-        said = [record for _, record in self._occurrences(num)]
-        turns = tuple(sorted({index for record in said for index in record.turns}))
-        return said[-1] if said[-1].turns == turns else replace(said[-1], turns=turns)
+        return _one_record([record for _, record in self._occurrences(num)])
+
+    def records_by_id(self, ids: Collection[str]) -> dict[str, Record]:
+        """Those that there are, as `record` gives them."""
+        found = self.db.execute(
+            "SELECT r.id, o.encoding, o.place FROM record r JOIN occurrence o ON o.record = r.id "
+            "WHERE r.id IN (SELECT value FROM json_each(?)) ORDER BY o.num",
+            (json.dumps(list(ids)),),
+        )
+        said: dict[str, list[Record]] = {}
+        for identifier, encoding, place in found.fetchall():
+            said.setdefault(identifier, []).append(self._encoding(encoding).records[place])
+        return {identifier: _one_record(records) for identifier, records in said.items()}
 
     def _occurrences(self, num: int) -> list[tuple[int, Record]]:
         found = self.db.execute(
@@ -384,11 +406,8 @@ class Catalogue:
 
     def turn_number(self, turn_id: str) -> int | None:
         """None for an unknown or forgotten turn."""
-        kind, _, place = turn_id.partition(":")
-        session, _, index = place.rpartition(":")
-        if kind != "turn" or not (index.isascii() and index.isdecimal()) or len(index) > 18:
-            return None
-        found = self.turn_numbers(session, int(index), int(index) + 1) if str(int(index)) == index else []
+        place = _turn_place(turn_id)
+        found = [] if place is None else self.turn_numbers(place[0], place[1], place[1] + 1)
         return found[0] if found else None
 
     def decisions_about(self, session: str, indexes: Sequence[int]) -> list[int]:
@@ -482,16 +501,25 @@ class Catalogue:
 
     def node(self, num: int, *, latest: int | None = None) -> Node:
         """With `latest` only that many of its records, the newest."""
-        kind, key, label, since, until = self.db.execute(
-            "SELECT kind, key, label, since, until FROM node WHERE num = ?", (num,)
-        ).fetchone()
+        found = self.db.execute(f"SELECT {_NODE} FROM node WHERE num = ?", (num,))
+        return self._linked_node(*found.fetchone(), latest=latest)
+
+    def nodes_by_id(self, ids: Collection[str], *, latest: int | None = None) -> dict[str, Node]:
+        """Those that there are, as `node` gives them."""
+        found = self.db.execute(
+            f"SELECT id, {_NODE} FROM node WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(list(ids)),)
+        )
+        return {identifier: self._linked_node(*node, latest=latest) for identifier, *node in found.fetchall()}
+
+    def _linked_node(
+        self, num: int, kind: NodeKind, key: str, label: str, since: int | None, until: int, *, latest: int | None
+    ) -> Node:
         found = self.db.execute(
             "SELECT r.id FROM link l JOIN record r ON l.record = r.num WHERE l.node = ? ORDER BY l.record DESC LIMIT ?",
             (num, latest or -1),
         )
         records = tuple(row[0] for row in found)[::-1]
-        when = None if since is None else _span(key, since, until)
-        return Node(kind, key, label, records, when)
+        return Node(kind, key, label, records, None if since is None else _span(key, since, until))
 
     def node_numbers(self, kind: NodeKind | None) -> list[int]:
         """By first record; dates last when every kind is asked for."""
@@ -578,11 +606,29 @@ class Catalogue:
         return {name: self._one(f"SELECT count(*) FROM {name}")[0] for name in _COUNTED}
 
 
+def _turn_place(turn_id: str) -> tuple[str, int] | None:
+    """The session and the index in a turn's id; None for what is no turn's id."""
+    kind, _, place = turn_id.partition(":")
+    session, _, index = place.rpartition(":")
+    if kind != "turn" or not (index.isascii() and index.isdecimal()) or len(index) > 18 or str(int(index)) != index:
+        return None
+    return session, int(index)
+
+
+def _one_record(said: Sequence[Record]) -> Record:
+    """Of one sentence, said once or more: as it was said last, with the turns of all."""
+    if len(said) == 1:
+        return said[0]
+    turns = tuple(sorted({index for record in said for index in record.turns}))
+    return said[-1] if said[-1].turns == turns else replace(said[-1], turns=turns)
+
+
 def _span(key: str, since: int, until: int) -> DateSpan:
     precision: Precision = next(p for p in get_args(Precision) if key.startswith(p))
     return DateSpan(date.fromordinal(since), date.fromordinal(until), precision)
 
 
+_NODE = "num, kind, key, label, since, until"
 _COUNTED = ("session", "turn", "segment", "record", "node")
 
 

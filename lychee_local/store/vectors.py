@@ -20,9 +20,8 @@ import threading
 import time
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +43,7 @@ from lychee_local.store.snapshot import (
     stamp,
 )
 
+Cosines = npt.NDArray[np.float64]
 Precision = Literal["float32", "float16"]
 
 EXACT_BELOW = 20_000  # rows; the paper's own switch between exact and approximate search (docs/method.md 3.7)
@@ -63,9 +63,8 @@ ROWS_PER_LOAD = 128
 _KINDS: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
 
 
-@dataclass(frozen=True, slots=True)
-class RowHit:
-    """`cosine` is the inner product of unit vectors, in [-1, 1]."""
+class RowHit(NamedTuple):
+    """`cosine` is the inner product of unit vectors, in [-1, 1]. A tuple, since one question makes thousands."""
 
     row: int
     cosine: float
@@ -171,15 +170,22 @@ class VectorIndex:
         return np.asarray(self._rows[picked], dtype=np.float32)
 
     def search(self, queries: Vectors, k: int, *, among: Mask | None = None) -> list[list[RowHit]]:
-        """The `k` best per query, best first, ties by row number; `among` says per row whether it may be a result, and
-        rows beyond its end may not."""
+        """The `k` best per query, best first, ties by row number; `among` as for `nearest`."""
+        return [
+            list(map(RowHit, rows.tolist(), cosines.tolist()))
+            for rows, cosines in self.nearest(queries, k, among=among)
+        ]
+
+    def nearest(self, queries: Vectors, k: int, *, among: Mask | None = None) -> list[tuple[Numbers, Cosines]]:
+        """The same as two arrays a query. `among` says per row whether it may be a result, and rows beyond its end may
+        not."""
         queries = unit_rows(queries, self._dimension, "queries")
         with self._lock:
             allowed = self._allowed(among)
             total = int(np.count_nonzero(allowed))
             k = min(k, total)
             if k < 1:
-                return [[] for _ in queries]
+                return [(np.zeros(0, dtype=np.intp), np.zeros(0)) for _ in queries]
             if total > self._exact_below:
                 self._load_if_worth_it()
             found: list[_Proposals] = [_Proposals() for _ in queries]
@@ -230,7 +236,7 @@ class VectorIndex:
             for rows, scores in graph.spread(*nearest, allowed, k):
                 found[number].add(rows, scores, k)
 
-    def _ranked(self, query: Vectors, rows: Numbers, k: int) -> list[RowHit]:
+    def _ranked(self, query: Vectors, rows: Numbers, k: int) -> tuple[Numbers, Cosines]:
         exact = query.astype(np.float64)
         parts = [
             np.einsum("ij,j->i", self._rows[rows[start : start + BLOCK]].astype(np.float64), exact)
@@ -238,7 +244,7 @@ class VectorIndex:
         ]
         cosines = np.clip(np.concatenate(parts), -1.0, 1.0)
         best = np.lexsort((rows, -cosines))[:k]
-        return [RowHit(int(row), float(cosine)) for row, cosine in zip(rows[best], cosines[best], strict=True)]
+        return rows[best], cosines[best]
 
     # --- the graph ---------------------------------------------------------------------------------------------------
 

@@ -6,11 +6,11 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +19,22 @@ from lychee_local.store import manifest as files
 from lychee_local.store.catalogue import KEPT_VALUES, Catalogue
 from lychee_local.store.disk import Disk
 from lychee_local.store.epoch import DTYPES
+from lychee_local.store.graph import Numbers
 from lychee_local.store.manifest import Manifest
 from lychee_local.store.nodes import VECTOR_KINDS
-from lychee_local.store.vectors import Mask, RowHit, VectorIndex, Vectors
+from lychee_local.store.vectors import Cosines, Mask, VectorIndex, Vectors
 from lychee_local.types import Node, NodeKind, Record, Scope
 
 Field = Literal["turns", "records", "nodes"]
 ROWS: Mapping[Field, str] = {"turns": files.TURN_ROWS, "records": files.RECORD_ROWS, "nodes": files.NODE_ROWS}
 
 
-@dataclass(frozen=True, slots=True)
-class VectorHit:
-    """`cosine` is the inner product of unit vectors, in [-1, 1]."""
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class VectorHit(NamedTuple):
+    """`cosine` is the inner product of unit vectors, in [-1, 1]. A tuple, since one question makes thousands."""
 
     id: str
     cosine: float
@@ -47,8 +51,8 @@ class View:
         self.generation = -1
         self._dead = 0
         # One question asks for the same nodes and records many times over.
-        self.record = lru_cache(KEPT_VALUES)(self._found_record)
-        self.node = lru_cache(KEPT_VALUES)(self._found_node)
+        self._records: dict[str, Record] = {}
+        self._nodes: dict[int | None, dict[str, Node]] = {}  # by how many of their records are wanted
         self.indexes: dict[Field, VectorIndex] = {
             field: VectorIndex(folder / name, self.dimension, precision=self.precision, exact_below=exact_below)
             for field, name in ROWS.items()
@@ -61,8 +65,8 @@ class View:
         generation, covered = self.catalogue.covers()
         if generation == self.generation:
             return False
-        self.record.cache_clear()
-        self.node.cache_clear()
+        self._records.clear()
+        self._nodes.clear()
         for field, name in ROWS.items():
             self.indexes[field].extend(covered[name].count)
         self._decided.extend(covered[files.DECISION_ROWS].count)
@@ -83,19 +87,13 @@ class View:
             if index.snapshot_due:
                 index.save(disk)
 
-    def _found_record(self, record_id: str) -> Record:
-        """Raises KeyError for an unknown or forgotten id."""
-        number = self.catalogue.record_number(record_id)
-        if number is None:
-            raise KeyError(record_id)
-        return self.catalogue.record(number)
+    def records(self, ids: Collection[str]) -> dict[str, Record]:
+        """By id, in the order of `ids`; unknown and forgotten ones are missing."""
+        return _kept(self._records, ids, self.catalogue.records_by_id)
 
-    def _found_node(self, node_id: str, latest: int | None) -> Node:
-        """With `latest` only that many of its records, the newest. Raises KeyError for an unknown id."""
-        number = self.catalogue.node_number(node_id)
-        if number is None:
-            raise KeyError(node_id)
-        return self.catalogue.node(number, latest=latest)
+    def nodes(self, ids: Collection[str], latest: int | None) -> dict[str, Node]:
+        """As `records`; with `latest` only that many of a node's records, the newest."""
+        return _kept(self._nodes.setdefault(latest, {}), ids, partial(self.catalogue.nodes_by_id, latest=latest))
 
     def counts(self) -> dict[Field, int]:
         return {field: index.count for field, index in self.indexes.items()}
@@ -126,11 +124,11 @@ class View:
         }[field]
         wanted = k
         while True:
-            found = index.search(queries, wanted, among=among)
-            ids = names(sorted({hit.row for hits in found for hit in hits}))
-            named = [_named(hits, ids, k) for hits in found]
+            found = index.nearest(queries, wanted, among=among)
+            ids = names(sorted({row for rows, _ in found for row in rows.tolist()}))
+            named = [_named(rows, cosines, ids, k) for rows, cosines in found]
             # Several rows may be one record: ask for more until there are k of them, or no more rows.
-            if all(len(n) >= k or len(f) < wanted for n, f in zip(named, found, strict=True)):
+            if all(len(n) >= k or len(rows) < wanted for n, (rows, _) in zip(named, found, strict=True)):
                 return named
             wanted *= 2
 
@@ -174,10 +172,21 @@ class View:
         return None if number is None else self.catalogue.node_vector(number)
 
 
-def _named(hits: Sequence[RowHit], ids: Mapping[int, str], k: int) -> list[VectorHit]:
+def _kept(kept: dict[K, V], wanted: Collection[K], read: Callable[[Collection[K]], Mapping[K, V]]) -> dict[K, V]:
+    """What `kept` has of `wanted`, after all that it lacks was read at once and kept; the oldest give way."""
+    missing = [key for key in wanted if key not in kept]
+    if missing:
+        kept.update(read(missing))
+    found = {key: kept[key] for key in wanted if key in kept}
+    for key in list(kept)[: max(0, len(kept) - KEPT_VALUES)]:
+        del kept[key]
+    return found
+
+
+def _named(rows: Numbers, cosines: Cosines, ids: Mapping[int, str], k: int) -> list[VectorHit]:
     """The first k different ids, best first."""
     best: dict[str, float] = {}
-    for hit in hits:
-        if hit.row in ids:
-            best.setdefault(ids[hit.row], hit.cosine)
-    return [VectorHit(identifier, cosine) for identifier, cosine in best.items()][:k]
+    for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True):
+        if row in ids:
+            best.setdefault(ids[row], cosine)
+    return list(islice(map(VectorHit, best, best.values()), k))
