@@ -1,26 +1,35 @@
 """Run a benchmark: prints a table for people, then one JSON line for programs.
 
 python -m benchmarks run locomo --data FILE [--conversations ID ...] --method NAME --no-llm --out DIR
-python -m benchmarks construct locomo --data FILE --conversations ID [--sessions N] --profile NAME --out DIR
+python -m benchmarks construct locomo --data FILE [--conversations ID ...] [--sessions N]
+    --encoder verbatim|rules|CARD [--prompt ours|plain] [--without PART ...] [--width N] --out DIR
+python -m benchmarks segments locomo --data FILE [--conversations ID ...] --threshold 0.3 ... --out DIR
 python -m benchmarks methods
+
+A run of `construct` or `segments` that was killed goes on where it was, if it is started again with the same --out.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median, quantiles
 
-from benchmarks import construction, evidence, locomo
+from benchmarks import construction, encoders, evidence, locomo, segments
+from benchmarks.vectors import StoredVectors
 from lychee_local import Memory, Settings, __version__
 from lychee_local.cards import default_home
+from lychee_local.errors import LycheeError
 from lychee_local.intake import read_locomo
+
+# The embedder under which facts count as covered, and at which the thresholds are looked at.
+EMBEDDER = "all-minilm-l6-v2"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(evidence.METHODS))
         return 0
     try:
-        result = _run(options) if options.command == "run" else _construct(options)
-    except (ValueError, OSError) as error:
+        result = {"run": _run, "construct": _construct, "segments": _segments}[options.command](options)
+    except (ValueError, OSError, LycheeError) as error:
         print(error, file=sys.stderr)
         return 2
     machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "version": __version__}
@@ -43,19 +52,28 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("methods", help="list the methods that `run` knows")
     run = commands.add_parser("run", help="evidence recall of one method")
-    construct = commands.add_parser("construct", help="segments, records, tokens and coverage of one conversation")
-    for command in (run, construct):
+    construct = commands.add_parser("construct", help="records of one encoder: coverage, faults, cost")
+    cuts = commands.add_parser("segments", help="segments, and evidence recall with records by rules, by threshold")
+    for command in (run, construct, cuts):
         command.add_argument("dataset", choices=["locomo"])
         command.add_argument("--data", type=Path, required=True, help="the data set's file")
         command.add_argument("--conversations", nargs="*", default=[], help="ids; default: all in the file")
-        command.add_argument("--no-llm", action="store_true", help="records by rules")
-        command.add_argument("--profile", default="laptop")
         command.add_argument("--home", type=Path, default=None, help="where the models are")
         command.add_argument("--out", type=Path, required=True, help="folder for the stores and the result lines")
+    for command in (construct, cuts):
+        command.add_argument("--vectors", type=Path, default=None, help="file of vectors that runs share; default: OUT")
+    for command in (run, cuts):
+        command.add_argument("--budget", type=int, default=1_800, help="tokens of evidence shown per question")
+        command.add_argument("--k", type=int, default=60, help="items recalled before the budget cuts")
     run.add_argument("--method", default="lychee", help="see `python -m benchmarks methods`")
-    run.add_argument("--budget", type=int, default=1_800, help="tokens of evidence shown per question")
-    run.add_argument("--k", type=int, default=60, help="items recalled before the budget cuts")
+    run.add_argument("--no-llm", action="store_true", help="records by rules")
+    run.add_argument("--profile", default="laptop")
     construct.add_argument("--sessions", type=int, default=None, help="only the first N sessions")
+    construct.add_argument("--encoder", required=True, help="verbatim, rules, or a model of `lychee models list`")
+    construct.add_argument("--prompt", choices=["ours", "plain"], default="ours")
+    construct.add_argument("--without", nargs="*", choices=encoders.PARTS, default=[], help="parts of ours left out")
+    construct.add_argument("--width", type=int, default=8, help="sessions encoded side by side")
+    cuts.add_argument("--threshold", type=float, nargs="+", default=[0.3, 0.4, 0.5, 0.6, 0.7])
     return parser
 
 
@@ -102,16 +120,48 @@ def _run(options: argparse.Namespace) -> dict[str, object]:
 
 
 def _construct(options: argparse.Namespace) -> dict[str, object]:
-    (conversation,) = locomo.load(options.data, options.conversations)
-    messages = read_locomo(options.data, conversation.id)
-    sessions = list(dict.fromkeys(m.session for m in messages))[: options.sessions]
-    began = time.perf_counter()
-    with _open(options, conversation.id, Settings()) as memory:
-        memory.remember([m for m in messages if m.session in sessions], encode=False)
-        stored = time.perf_counter() - began
-        memory.flush(on_progress=construction.show)
-        result = construction.summary(memory, conversation)
-    return result | {"seconds_storing": round(stored, 1), "seconds": round(time.perf_counter() - began, 1)}
+    setup = encoders.Setup(
+        options.encoder, options.prompt, tuple(options.without), options.sessions, width=options.width
+    )
+    encoders.claim(options.out, setup)
+    home = options.home or default_home()
+    embedder = _stored_vectors(options)
+    rows: dict[str, construction.Measured] = {}
+    with (options.out / "faults.jsonl").open("w", encoding="utf-8") as lines:
+        for conversation in locomo.load(options.data, options.conversations):
+            messages = read_locomo(options.data, conversation.id)
+            built = encoders.build(conversation.id, messages, setup, options.out, embedder=embedder, models_home=home)
+            rows[conversation.id], faults = construction.measure(built, conversation.facts, embedder.embed)
+            for fault in faults:
+                line = {"fault": fault.kind, "found": fault.found, "record": fault.record.text}
+                lines.write(json.dumps(line | {"turns": fault.record.turns, "segment": fault.record.segment}) + "\n")
+    total = sum(rows.values(), construction.Measured())
+    construction.show(rows | {"all": total})
+    conversations = {name: measured.row() for name, measured in rows.items()}
+    return dataclasses.asdict(setup) | {"conversations": conversations, "all": total.row()}
+
+
+def _segments(options: argparse.Namespace) -> dict[str, object]:
+    options.out.mkdir(parents=True, exist_ok=True)
+    embedder = _stored_vectors(options)
+    conversations = locomo.load(options.data, options.conversations)
+    messages = {c.id: read_locomo(options.data, c.id) for c in conversations}
+    rows: dict[str, dict[str, object]] = {}
+    for way, settings in segments.ways(options.threshold).items():
+        cuts = [
+            segments.cut(
+                c, messages[c.id], way, settings, options.out, embedder=embedder, budget=options.budget, k=options.k
+            )
+            for c in conversations
+        ]
+        rows[way] = segments.row(cuts)
+    segments.show(rows)
+    return {"budget": options.budget, "embedder": embedder.name, "cut_at": rows}
+
+
+def _stored_vectors(options: argparse.Namespace) -> StoredVectors:
+    embedder = encoders.embedder(EMBEDDER, options.home or default_home())
+    return StoredVectors(embedder, options.vectors or options.out / "vectors.sqlite")
 
 
 if __name__ == "__main__":

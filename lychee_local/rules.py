@@ -1,20 +1,24 @@
 """Code-made records: one per substantive sentence, with no language model.
 
-Owns what rules can know of a sentence: whether it is worth keeping, who speaks, which date is meant, which names and
-topics stand in it. The encoder uses the same rules on what a model wrote. Rewrites the first person only where the
-grammar stays right; every other sentence is quoted with its speaker, so that no record says what nobody said.
+Owns what rules can know of a sentence: which date is meant, which names and topics stand in it, who said it where. What
+a sentence is and whether it says something is decided in `prose`, how its speaker is named in `voice`, what is no news
+in `echoes`. The encoder uses the same rules on what a model wrote.
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import date
 
 from lychee_local import dates
-from lychee_local.lexicon import STOP_WORDS, terms
+from lychee_local.echoes import cites, repeats, without_evidence, words_of
+from lychee_local.lexicon import terms
+from lychee_local.prose import FUNCTION_WORDS, SCRIPT_BORDER, UNSPACED, URL, language, sentences, substantive
+from lychee_local.prose import words as word_set
 from lychee_local.types import MemoryType, Record, Segment, Temporal, Turn
+from lychee_local.voice import by_name
 
 __all__ = [
     "by_name",
@@ -28,78 +32,58 @@ __all__ = [
     "temporal_of",
     "unique",
     "who",
+    "with_source",
 ]
 
 MAX_ENTITIES = 3
 # Every pair of entity and tag becomes an indexed node, so one more tag costs three more vectors a record.
 MAX_TAGS = 2
-_MAX_SENTENCE = 400
 # An assistant says much that is worth nothing later; its shorter sentences are offers and courtesies.
 _ASSISTANT_TERMS = 5
+_UNSPACED_TERMS = 4  # terms that one word makes in a script without spaces
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])|\n+")
-_CODE = re.compile(r"```(?:[^`]|`(?!``))*(?:```|\Z)|^[ \t]*\|[^\n]*\|[ \t]*$", re.M)
 _IMAGE = re.compile(r"\[image: ([^\]]{1,300})\]")
-_IMAGE_SEARCH = re.compile(r"\[image(?: search: [^\]]{0,300})?\]")
-_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
-_BLOB = re.compile(r"[!-~]{120,}")
-
-_OPENING = re.compile(
-    r"^(?:(?:oh|ah|wow|whoa|yeah|yep|yup|yes|no|hey|hi|hello|well|so|and|but|also|btw|by the way|actually|honestly|haha"
-    r"|lol|ok|okay|thanks|thank you|absolutely|definitely|exactly|sure|totally|cool|nice|great|awesome|oh no|of course"
-    r"|anyway|plus|true|right)\b[,!.…]*\s+)+",
-    re.I,
+_UPPER = "".join(chr(code) for code in range(0x41, 0x530) if chr(code).isupper())
+_CAPITAL = rf"[{_UPPER}][\w'’&-]*"
+_NAME = re.compile(
+    rf"(?<!\w)(?<!\w['’-])(?:(?:Mr|Mrs|Ms|Dr|Prof|St|Mt)\.\s)?{_CAPITAL}"
+    rf"(?:\s+(?:(?:of(?:\sthe)?|de(?:l|\sla|\slos)?|van(?:\sder)?)\s)?{_CAPITAL}|\s+\d+)*"
 )
-_COURTESY = re.compile(
-    r"^(?:hi|hey|hello|bye|goodbye|good (?:morning|night|evening|luck)|thank|thanks|thx|no problem|no worries"
-    r"|you're welcome|take care|see you|talk (?:to you )?(?:soon|later)|have (?:a )?(?:fun|good|great|nice)|congrats"
-    r"|congratulations|wow|awesome|amazing|cool|nice|great|glad|so (?:glad|happy|proud|cool|kind|sweet)"
-    r"|good (?:to|for)|sounds"
-    r"|that's|that is|that sounds|what (?:a|an)\b|how (?:cool|nice|awesome)|looks|long time|keep (?:it|up)|let me know"
-    r"|i agree|of course|absolutely|definitely|exactly|danke|hallo|gracias|hola"
-    r"|谢谢|你好|再见|ありがとう|こんにちは)(?!\w)",
-    re.I,
+_TITLE = re.compile(r"[\"“«「『《]([^\"“”«»「」『』《》]{2,60})[\"”»」』》]")
+_SAYING = re.compile(
+    r"(?:\b(?:sa(?:id|ys?)|ask(?:ed|s)|told \w+|repl(?:ied|ies)|was like|goes|sagte|dijo)|[,:：说問])\s*$"
 )
-_ADVERB = re.compile(
-    r"\w+ly|just|almost|never|always|often|also|still|even|ever|already|once|sometimes|usually|finally|recently|now|then|soon|not"
+_REPORTED = re.compile(r'[^"]{1,200}? said: "(.*)"', re.S)
+_START = re.compile(r"(?:[.!?:…]\s+|^)[\"“«¡¿(]*|[\"“«¡¿]")
+# How people introduce themselves, or somebody with an honorific, in scripts that have no capitals.
+_INTRODUCED = re.compile(
+    r"(?:我叫|名叫|我的名字(?:是|叫)|名前は)\s?([^\W\d]{2,6}?)(?=です|と|[，。！？,.!?、\s\"]|$)"
+    r"|((?:[\u4e00-\u9fff]々[\u4e00-\u9fff]|[\u4e00-\u9fff]{2}|[\u30a1-\u30fa\u30fc]{2,10})(?:さん|くん|ちゃん|さま))"
+    r"|(?:اسمي|اسمه|اسمها)\s+(\w{2,20})"
 )
-_PAST = _words(
-    """
-    was were had did could would should might must can will may shall went got took made saw said came knew thought
-    felt found gave told became left began kept held wrote ran sat met brought bought taught won lost spoke drove ate
-    fell grew chose broke built caught drew dreamt slept spent stood swam threw woke wore sang sold sent paid led
-    heard understood used forgot forgave hung rode rose shot showed stuck tore flew fought bit blew dug drank froze
-    hid learnt lit meant put read hit set let cut hurt quit cost beat spread shut split
-    """
-)
-_IRREGULAR = {
-    "am": "is",
-    "have": "has",
-    "do": "does",
-    "go": "goes",
-    "don't": "doesn't",
-    "haven't": "hasn't",
-    "was": "was",
-}
-_NO_VERBS = _words("and or but if in on at to for with as of by from the a an is are who that too both all")
-_CONTRACTED = {"'m": "is", "'ve": "has", "'ll": "will", "'d": "would"}
-_I = re.compile(r"\b(I)(['’](?:m|ve|ll|d))?\b((?:\s+(?:" + _ADVERB.pattern + r"))*)(\s+[A-Za-z]+(?:['’]t)?)?")
-_THEY = {"am": "are", "was": "were", "'m": "are", "'ve": "have", "'ll": "will", "'d": "would"}
-_OTHERS = re.compile(r"\b(?:we|us|our|ours|let's|lets|you|your|yours|y'all)\b|['’]s\s+(?:go|do)\b", re.I)
-_OWN = {"my": "their", "mine": "theirs", "me": "them", "myself": "themselves"}
-_FIRST = re.compile(r"\b(?:I|[Mm]e|[Mm]y|[Mm]ine|[Mm]yself)\b")
-_NAME = re.compile(r"\b[A-Z][\w'’&-]*(?:\s+(?:[A-Z][\w'’&-]*|\d+))*")
-_TITLE = re.compile(r"[\"“«「『]([^\"“”«»「」『』]{2,60})[\"”»」』]")
-_CALENDAR = _words(
+_KATAKANA = re.compile(r"[\u30a1-\u30fa\u30fc]{3,20}")
+_CALENDAR = word_set(
     """
     january february march april may june july august september october november december monday tuesday wednesday
     thursday friday saturday sunday i i'm i've i'll i'd ok okay oh wow yes no hey hi thanks yeah
+    jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri sat sun last next this
+    januar jänner februar märz mai juni juli oktober dezember montag dienstag mittwoch donnerstag freitag samstag
+    sonnabend sonntag enero febrero marzo mayo junio julio lunes martes viernes
     """
+)
+# German gives every noun a capital. A name is told from a noun by what stands before it.
+_DETERMINER = re.compile(
+    r"(?:d(?:er|ie|as|en|em|es)|(?:k|m|d|s)?ein(?:e[nmrs]?)?|unser(?:e[nmrs]?)?|eu(?:er|re[nmrs]?)|ihr(?:e[nmrs]?)?"
+    r"|diese[nmrs]?|jede[nmrs]?|alle[nmrs]?)",
+    re.I,
+)
+_FUSED = re.compile(r"(?:vom|zum|zur|im|am|beim|ins|ans)", re.I)
+_BEFORE_NAME = word_set("in nach aus heiße heißt heißen namens genannt")
+_NO_NAME = re.compile(
+    r"(?:hause|hilfe|eile|ordnung|ruhe|angst|holz|zukunft|rente|urlaub|form|wirklichkeit|deutsch|englisch|wahrheit|not|gefahr)$"
+    r"|\w+(?:ung|heit|keit|schaft|tion|nis)(?:en)?$",
+    re.I,
 )
 _LIKING = re.compile(
     r"\b(?:likes?|loves?|enjoys?|prefers?|favou?rites?|hates?|dislikes?|adores?|fan of|passionate about|can't stand)\b"
@@ -107,7 +91,7 @@ _LIKING = re.compile(
 _RULE = re.compile(
     r"\b(?:must|allergic|allergy|never eats?|can't eat|not allowed|has to|have to|only if|budget|deadline)\b"
 )
-_COMMON = _words(
+_COMMON = word_set(
     """
     thing things lot lots time times day days way really great good nice new people bit feel felt feeling make makes
     made making get gets getting going went take took takes taking think thinks thought know knows knew want wants
@@ -121,80 +105,6 @@ _COMMON = _words(
 )
 
 
-# --- one sentence -----------------------------------------------------------------------------------------------------
-
-
-def sentences(text: str) -> Iterator[str]:
-    """The sentences of a text in any script, without code blocks, tables and unbroken runs of characters."""
-    text = _BLOB.sub(" ", _IMAGE_SEARCH.sub("", _CODE.sub("\n", text)))
-    for part in _SENTENCE_END.split(text):
-        yield from textwrap.wrap(" ".join(part.split()), _MAX_SENTENCE, break_on_hyphens=False)
-
-
-def substantive(sentence: str) -> bool:
-    """Whether a sentence says something: no question, no courtesy, three words with a meaning, two if about oneself."""
-    if sentence.rstrip("\"'”’) ").endswith(("?", "？", "؟")):
-        return False
-    words = len(set(terms(sentence)))
-    if _UNSPACED.search(sentence):
-        return words >= 6 and not _COURTESY.match(sentence)
-    personal = re.search(r"\b(?:I|[Mm]y|[Ww]e|[Oo]ur)\b", sentence) is not None
-    return words >= 2 if personal else words >= 3 and not _COURTESY.match(sentence)
-
-
-def by_name(sentence: str, speaker: str) -> str:
-    """The sentence with its speaker named: "I signed up" becomes "Melanie signed up" where the grammar stays right."""
-    plain = _OPENING.sub("", sentence)
-    if _OTHERS.search(plain) or not _FIRST.search(plain) or _UNSPACED.search(plain):
-        return f'{speaker} said: "{sentence}"'
-    named = _third_person(plain, speaker)
-    return named[0].upper() + named[1:]
-
-
-def _third_person(sentence: str, speaker: str) -> str:
-    """First person singular to third: the name where it first stands, "they" and its forms after it."""
-    named = False
-
-    def subject(match: re.Match[str]) -> str:
-        nonlocal named
-        contraction = (match[2] or "").lower().replace("’", "'")
-        adverbs, verb = match[3] or "", (match[4] or "").strip()
-        if named or sentence[: first + match.start()].endswith("and "):
-            word = _THEY.get(contraction) or _THEY.get(verb, verb)
-        else:
-            word = _CONTRACTED.get(contraction) or (_singular(verb) if verb else "")
-        who = "they" if named else speaker
-        named = True
-        if contraction:
-            return f"{who} {word}{adverbs}{match[4] or ''}"
-        return f"{who}{adverbs}{' ' + word if word else ''}"
-
-    def own(match: re.Match[str]) -> str:
-        nonlocal named
-        word = match[0].lower()
-        if named or match.start() > first:
-            return _OWN[word]
-        named = True
-        return f"{speaker}'s" if word in ("my", "mine") else speaker
-
-    first = min((m.start() for m in re.finditer(r"\bI\b", sentence)), default=len(sentence))
-    head = re.sub(r"\b(?:my|mine|me|myself)\b", own, sentence[:first], flags=re.I)
-    tail = _I.sub(subject, sentence[first:])
-    return head + re.sub(r"\b(?:my|mine|me|myself)\b", lambda match: _OWN[match[0].lower()], tail, flags=re.I)
-
-
-def _singular(verb: str) -> str:
-    """The form of a verb that goes with a name: love, loves; try, tries. Past forms stay."""
-    low = verb.lower().replace("’", "'")
-    if low in _IRREGULAR:
-        return _IRREGULAR[low]
-    if low in _PAST or low.endswith(("ed", "n't")) or not low.isalpha() or low in _NO_VERBS:
-        return verb
-    if low.endswith(("s", "sh", "ch", "x", "z", "o")):
-        return verb + "es"
-    return verb[:-1] + "ies" if low.endswith("y") and low[-2:-1] not in "aeiou" else verb + "s"
-
-
 def who(turn: Turn) -> str:
     """The speaker of a turn as a sentence names them."""
     return turn.speaker or f"The {turn.role}"
@@ -204,33 +114,88 @@ def who(turn: Turn) -> str:
 
 
 def entities_in(sentence: str, known: Sequence[str] = ()) -> tuple[str, ...]:
-    """Names in a sentence: the known ones, titles in quotation marks, and words capitalised for no other reason."""
-    found = [name for name in known if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sentence)]
-    if not re.match(r'[^"]{1,80} said: "', sentence):
-        found += _TITLE.findall(sentence)
-        sentence = _TITLE.sub(" . ", sentence)
-    starts = {0} | {match.end() for match in re.finditer(r"[.!?:]\s+[\"“]?|[\"“]", sentence)}
-    for match in _NAME.finditer(sentence):
+    """Names in a sentence: the known ones, titles in quotation marks, hosts of links, and words that have a capital for
+    no other reason."""
+    text = SCRIPT_BORDER.sub(" ", sentence)
+    found = [name for name in known if re.search(rf"(?<!\w){_bounded(name)}(?!\w)", text)]
+    found += [address[0].split("/")[2 * ("://" in address[0])].removeprefix("www.") for address in URL.finditer(text)]
+    text = URL.sub(" ", text)
+    text = _body(text)
+    found += [next(filter(None, match.groups())) for match in _INTRODUCED.finditer(sentence)]
+    found += [match[1].rstrip(" .,!?。，！？") for match in _TITLE.finditer(_body(sentence)) if _titled(match)]
+    text = _TITLE.sub(" . ", text)
+    german = language(text) == "german"
+    starts = {match.end() for match in _START.finditer(text)}
+    for match in _NAME.finditer(text):
         words = match[0].split()
-        rest = " ".join(words[1:])
-        if match.start() in starts and (words[0].lower() in STOP_WORDS or not rest or rest.startswith(tuple(known))):
+        if german:
+            words = _proper(words, text[: match.start()], starts=match.start() in starts)
+        elif match.start() in starts and _common_start(words, known):
             words = words[1:]
-        while words and (words[0].isdigit() or words[0].lower().replace("’", "'") in _CALENDAR):
-            words = words[1:]
-        name = " ".join(words).removesuffix("'s").removesuffix("’s")
-        if len(name) > 1 and name.split()[-1].lower() not in _CALENDAR:
+        name = _trimmed(words)
+        if len(name) > 1 and name.lower() not in FUNCTION_WORDS:
             found.append(name)
     return unique(found)
+
+
+def _body(sentence: str) -> str:
+    """What a quoting record quotes; all of any other."""
+    reported = _REPORTED.fullmatch(sentence)
+    return sentence if reported is None else reported[1]
+
+
+def _titled(match: re.Match[str]) -> bool:
+    """Whether a quotation is a title or a name, not something that somebody said."""
+    speech = re.search(r"[.!?。！？]\s*\S", match[1]) or match.string[match.end() : match.end() + 1] in ("と", "って")
+    return not speech and not _SAYING.search(match.string[max(0, match.start() - 30) : match.start()])
+
+
+def _bounded(name: str) -> str:
+    """A pattern for a name; in a script without spaces it may stand inside of a run."""
+    return rf"\w*{re.escape(name)}\w*" if UNSPACED.search(name) else re.escape(name)
+
+
+def _common_start(words: Sequence[str], known: Sequence[str]) -> bool:
+    """Whether the first word has its capital because a sentence begins there."""
+    rest = _trimmed(list(words[1:]))
+    return words[0].lower() in FUNCTION_WORDS or not rest or rest.startswith(tuple(known))
+
+
+def _trimmed(words: list[str]) -> str:
+    """A name without the days, months and numbers at its ends."""
+    while words and (words[0].isdigit() or words[0].lower().replace("’", "'") in _CALENDAR):
+        words = words[1:]
+    while words and words[-1].lower() in _CALENDAR:
+        words = words[:-1]
+    return " ".join(words).rstrip("'’-").removesuffix("'s").removesuffix("’s")
+
+
+def _proper(words: list[str], before: str, *, starts: bool) -> list[str]:
+    """What of a run of capitals in German is a name: behind an article the first word is a noun; a single word is a
+    name after a preposition of place or a verb of naming, or where it is written as no noun is (BMW, C3)."""
+    previous = before.split()[-1] if before.split() else ""
+    if starts:
+        previous, words = words[0], words[1:] if words[0].lower() in FUNCTION_WORDS else words
+    unlike_a_noun = [word for word in words if re.search(r"\w[A-Z\d]", word)]
+    if words and _DETERMINER.fullmatch(previous):
+        words = words[1:] or unlike_a_noun
+    elif _FUSED.fullmatch(previous):
+        words = []
+    elif len(words) == 1 and not unlike_a_noun:
+        named = not starts and previous.lower() in _BEFORE_NAME and not _NO_NAME.match(words[0])
+        words = words if named else []
+    return words
 
 
 def tags_of(sentence: str, entities: Sequence[str]) -> tuple[str, ...]:
     """Up to two topic words: the longest content words that are no names, in the order of the sentence."""
     names = {word.casefold() for entity in entities for word in entity.split()}
-    bare = re.sub(r"\([^)]*\d{4}\)", " ", sentence)
+    bare = SCRIPT_BORDER.sub(" ", URL.sub(" ", re.sub(r"\([^)]*\d{4}\)", " ", _body(sentence))))
     words = [
         word
-        for word in unique(re.findall(r"[^\W\d_]{4,24}", bare.casefold()))
-        if word not in STOP_WORDS and word not in _COMMON and word not in names and not _UNSPACED.search(word)
+        for word in unique([*re.findall(r"[^\W\d_]{4,24}", bare.casefold()), *_KATAKANA.findall(bare)])
+        if word not in FUNCTION_WORDS and word not in _COMMON and word not in names
+        if not UNSPACED.search(word) or _KATAKANA.fullmatch(word)
     ]
     longest = sorted(words, key=len, reverse=True)[:MAX_TAGS]
     return tuple(word for word in words if word in longest)
@@ -273,38 +238,59 @@ def temporal_of(sentence: str) -> Temporal:
 
 
 def slice_of(turn: Turn, segment: Segment) -> str:
-    """What the segment holds of a turn: all of its text, or the fragment of an oversized one."""
-    return turn.text if segment.chars is None else turn.text[slice(*segment.chars)]
+    """What the segment holds of a turn: its text, or the fragment of an oversized one, with blanks where recalled
+    evidence was pasted."""
+    text = without_evidence(turn.text)
+    return text if segment.chars is None else text[slice(*segment.chars)]
 
 
-def encode_by_rules(segment: Segment, turns: Sequence[Turn], *, text: str | None = None) -> tuple[Record, ...]:
-    """One record for every substantive sentence of the segment's turns, in order, without repeats.
+def encode_by_rules(
+    segment: Segment, turns: Sequence[Turn], *, text: str | None = None, recalled: Sequence[str] = ()
+) -> tuple[Record, ...]:
+    """One record for every substantive sentence of the segment's turns, in order; what is said again is a further
+    source of the record.
 
-    `text` narrows a single turn to a part of it.
+    `text` narrows a single turn to a part of it; `recalled` are texts of the memory that the assistant may have been
+    shown: where it says them again, that makes no record.
     """
     known = unique([turn.speaker for turn in turns if turn.speaker])
     records: dict[str, Record] = {}
+    said = [words_of(each) for each in recalled]
     for turn in turns:
-        for source, sentence in _worth_keeping(turn, slice_of(turn, segment) if text is None else text):
-            dated = dates.annotate(sentence, _day(turn))
-            entities = entities_in(dated, known)[:MAX_ENTITIES]
-            record = Record(
-                session=turn.session,
-                text=dated,
-                kind=classify(dated),
-                turns=(turn.index,),
-                segment=segment.id,
-                entities=entities,
-                tags=tags_of(dated, entities),
-                temporal=temporal_of(dated),
-                role="assistant" if turn.role == "assistant" else "user" if turn.role == "user" else "",
-                speaker=turn.speaker,
-                said=turn.at,
-                origin="rules",
-                chars=place_of(source, turn.text),
-            )
-            records.setdefault(record.id, record)
+        spoken = slice_of(turn, segment) if text is None else text
+        for source, sentence in _worth_keeping(turn, spoken, said, known):
+            record = _record(segment, turn, source, sentence, known)
+            earlier = records.get(record.id)
+            records[record.id] = record if earlier is None else with_source(earlier, record)
+        if turn.role != "assistant":
+            said.append(words_of(spoken))
     return tuple(records.values())
+
+
+def _record(segment: Segment, turn: Turn, source: str, sentence: str, known: Sequence[str]) -> Record:
+    dated = dates.annotate(sentence, _day(turn))
+    names = entities_in(dated, known)
+    return Record(
+        session=turn.session,
+        text=dated,
+        kind=classify(dated),
+        turns=(turn.index,),
+        segment=segment.id,
+        entities=names[:MAX_ENTITIES],
+        tags=tags_of(dated, names),
+        temporal=temporal_of(dated),
+        role="assistant" if turn.role == "assistant" else "user" if turn.role == "user" else "",
+        speaker=turn.speaker,
+        said=turn.at,
+        origin="rules",
+        chars=place_of(source, turn.text),
+    )
+
+
+def with_source(record: Record, again: Record) -> Record:
+    """The record with the turns of another that says the same; its slice only as long as one turn says it."""
+    turns = tuple(sorted({*record.turns, *again.turns}))
+    return record if turns == record.turns else replace(record, turns=turns, chars=None)
 
 
 def place_of(sentence: str, text: str) -> tuple[int, int] | None:
@@ -314,7 +300,9 @@ def place_of(sentence: str, text: str) -> tuple[int, int] | None:
     return None if found is None else found.span()
 
 
-def _worth_keeping(turn: Turn, text: str) -> Iterator[tuple[str, str]]:
+def _worth_keeping(
+    turn: Turn, text: str, said: Sequence[frozenset[str]], known: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     """Sentences as they stand in the turn, and as a record says them."""
     if turn.role in ("system", "tool"):
         return  # what a program wrote is searchable as a turn, but nobody said it
@@ -322,8 +310,16 @@ def _worth_keeping(turn: Turn, text: str) -> Iterator[tuple[str, str]]:
     for sentence in sentences(text.removeprefix(f"{turn.name}: ")):
         if image := _IMAGE.fullmatch(sentence):
             yield sentence, f"{name} shared an image: {image[1]}"
-        elif substantive(sentence) and (turn.role == "user" or len(set(terms(sentence))) >= _ASSISTANT_TERMS):
-            yield sentence, by_name(sentence, name)
+        elif URL.fullmatch(sentence):
+            yield sentence, f"{name} shared a link: {sentence}"
+        elif substantive(sentence) and (turn.role == "user" or _own(sentence, said, known)):
+            yield sentence, by_name(sentence, name, known)
+
+
+def _own(sentence: str, said: Sequence[frozenset[str]], known: Sequence[str]) -> bool:
+    """Whether a sentence of an assistant is worth keeping: long enough, and no echo."""
+    length = len(set(terms(sentence))) // (_UNSPACED_TERMS if UNSPACED.search(sentence) else 1)
+    return length >= _ASSISTANT_TERMS and not cites(sentence) and not repeats(sentence, said, known)
 
 
 def _day(turn: Turn) -> date | None:

@@ -60,6 +60,22 @@ class EncodeSettings:
     reference_records: int = 12
     # A segment of 600 tokens yields about 5 records of 60 tokens; twice that is room enough, and a bound on latency.
     max_output_tokens: int = 1_024
+    # So many sessions are encoded side by side. Decoding waits for memory, so eight cost a CPU little more than one
+    # (benchmarks/LOG.md, "Side by side"); 1 takes the segments one by one.
+    width: int = 8
+    # What code does for a model. Each can be left to the model instead, to see what it is worth
+    # (`python -m benchmarks construct --without`).
+    dates: bool = True  # relative dates resolved before the model reads and after it wrote
+    turns: bool = (
+        True  # the compact prompt's output keyed by turn; off: one list, each sentence's turn found by overlap
+    )
+    choices: bool = True  # turn numbers and speakers are choices of the grammar; off: the model spells them
+    example: bool = True  # a worked example in the compact prompt
+    salvage: bool = True  # the complete records of a cut output are kept; off: it counts as failed
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.width <= 64:
+            raise BadInput(f"width is a number of sessions from 1 to 64, not {self.width}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -809,7 +809,8 @@ def test_records_whose_turns_and_segments_are_lost_are_named(home: Path) -> None
     report = mended(home)
     assert "the texts of 7 turns (turns.jsonl)" in report.lost
     assert sum("and its records: what they were made from is lost" in lost for lost in report.lost) == 2
-    assert held(home)["records"] == () and said(home) == []
+    assert held(home)["records"] == ()
+    assert said(home) == []
 
 
 @pytest.mark.parametrize("manifest", ["damaged", "missing"])

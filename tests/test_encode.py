@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from lychee_local.backends import jobs
 from lychee_local.backends.fake import FakeCall, FakeLLM, Reply
 from lychee_local.encode import Encoded, encode, reference_context
 from lychee_local.errors import ConstraintNotApplied, GenerationFailed
@@ -45,7 +46,8 @@ def run(
 ) -> tuple[Encoded, FakeLLM]:
     turns = dialogue() if turns is None else turns
     llm = FakeLLM(replies, prompt_style="full" if style == "full" else "compact", context=window)
-    return encode(segment(turns, chars), turns, llm=llm, context=context, settings=settings), llm
+    job = encode(segment(turns, chars), turns, llm=llm, context=context, settings=settings)
+    return jobs.run(job, llm), llm
 
 
 CLASS = "Melanie signed up for a pottery class on 2 July 2023."
