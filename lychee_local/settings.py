@@ -60,9 +60,9 @@ class EncodeSettings:
     reference_records: int = 12
     # A segment of 600 tokens yields about 5 records of 60 tokens; twice that is room enough, and a bound on latency.
     max_output_tokens: int = 1_024
-    # So many sessions are encoded side by side. Decoding waits for memory, so eight cost a CPU little more than one
-    # (benchmarks/LOG.md, "Side by side"); 1 takes the segments one by one.
-    width: int = 8
+    # So many sessions are encoded side by side; 1 takes the segments one by one. A step of sixteen costs a CPU as much
+    # as one of eight (benchmarks/LOG.md, "Side by side").
+    width: int = 16
     # What code does for a model. Each can be left to the model instead, to see what it is worth
     # (`python -m benchmarks construct --without`).
     dates: bool = True  # relative dates resolved before the model reads and after it wrote

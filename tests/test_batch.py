@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, create_model, model_validator
 
 from lychee_local.backends import Job, Request, jobs
 from lychee_local.backends.batch import PROMPT_CHUNK, LlamaBatch
@@ -178,6 +178,44 @@ def test_a_request_that_fills_the_context_gets_it_alone(smollm2: LlamaLLM) -> No
     with smollm2.batch(2, memory_bytes=1) as batch:
         found = all_of(batch, [REQUESTS[0], whole, REQUESTS[1]])
     assert len(texts(found)) == 3
+
+
+@pytest.mark.model
+def test_outputs_longer_than_expected_go_on_when_there_is_room_again(smollm2: LlamaLLM) -> None:
+    """Room is kept for 384 tokens of each, so two begin in 1,024 cells; at 500 tokens each it runs out."""
+    pairs = [f"{colour} {thing}" for colour in COLOURS for thing in THINGS]
+    said = [", ".join(pairs), ", ".join(pairs[::-1])]
+    asked = [Request([ChatMessage("user", "Go on")], "answer", 900, only(text)) for text in said]
+    with smollm2.batch(2, memory_bytes=1) as batch:
+        found = all_of(batch, asked)
+    assert texts(found) == [f'{{"said":"{text}"}}' for text in said]
+    assert sum(answer.usage.output_tokens for answer in found if isinstance(answer, Completion)) > batch.cells
+
+
+COLOURS = ["red", "green", "blue", "white", "black", "yellow", "orange", "purple", "brown", "grey", "pink", "violet"]
+THINGS = [
+    "boat",
+    "house",
+    "tree",
+    "river",
+    "stone",
+    "cloud",
+    "table",
+    "window",
+    "bottle",
+    "garden",
+    "street",
+    "mountain",
+    "bridge",
+    "basket",
+    "piano",
+    "kettle",
+]
+
+
+def only(text: str) -> type[BaseModel]:
+    exactly: Any = Literal[text]
+    return create_model("Only", said=(exactly, ...))
 
 
 @pytest.mark.model

@@ -86,8 +86,8 @@ class LLM(Protocol):
         ...
 
     def batch(self, width: int) -> AbstractContextManager[Batch]:
-        """Up to `width` generations side by side, which on a CPU cost little more than one. No other call on this
-        object until it is left. The texts are those of `complete`, up to the last digits of sums of floats, which
+        """Up to `width` generations side by side, which on a CPU cost less than one after the other. No other call on
+        this object until it is left. The texts are those of `complete`, up to the last digits of sums of floats, which
         depend on how many sequences are decoded together; the same requests in the same order give the same texts.
         """
         ...

@@ -1,6 +1,6 @@
 """Many outputs of one model side by side: one evaluation gives each of them its next token.
 
-Decoding reads all weights for every token, so on a CPU eight sequences cost little more than one. Owns a context of its
+Decoding one sequence reads all weights for every token; sixteen read them once for sixteen. Owns a context of its
 own beside the model's: which sequence sits where, when the next request gets room, the prefixes that prompts share.
 
 A prompt is evaluated alone, in the chunks of `LlamaLLM`, so it ends in the numbers that the single path has; only the
@@ -29,8 +29,11 @@ from lychee_local.types import ChatMessage, Completion
 PROMPT_CHUNK = 64
 # So many fixed beginnings of prompts are held: those of the encoder, the planner and the answerer, and one to spare.
 PREFIXES = 4
-# What the keys and values of one batch may take. Eight segments of conversation on a model of 1.5 B need two thirds.
+# What the keys and values of one batch may take: sixteen segments of conversation on a model of 1.5 B.
 MEMORY_BYTES = 512 * 2**20
+# Room is kept for so many tokens of an output, which few exceed. Where several do at once and the room runs out, the
+# newest begins again later.
+EXPECTED_OUTPUT = 384
 
 
 @dataclass(slots=True)
@@ -49,8 +52,8 @@ class _Sequence:
 
     @property
     def cells(self) -> int:
-        """What it may fill beyond the prefix it shares."""
-        return len(self.tokens) - self.cached + self.request.max_tokens
+        """What it is expected to fill beyond the prefix it shares."""
+        return len(self.tokens) - self.cached + min(self.request.max_tokens, EXPECTED_OUTPUT)
 
 
 @dataclass(slots=True)
@@ -130,7 +133,7 @@ class LlamaBatch:
 
     def _has_room(self, new: _Sequence) -> bool:
         held = sum(s.cells for s in self._active) + sum(len(p.tokens) for p in self._prefixes.values())
-        if held + len(new.tokens) + new.request.max_tokens <= self.cells:
+        if held + new.cells <= self.cells:
             return True
         if self._active:
             return False
