@@ -28,6 +28,8 @@ ProgressCallback = Callable[[Progress], None]
 # What the rules are called where the name of an encoder stands. No model can have it: it would be a card's name.
 RULES = "rules"
 RULES_SEGMENTS_PER_COMMIT = 32
+# What a segment costs, roughly: a budget that pays for three lets no more than three be under way when it ends.
+SEGMENT_SECONDS, SEGMENT_TOKENS = 10.0, 1_000
 # Turns, and records, that are looked at for each statement of an assistant: is it only what the memory held?
 RECALLED = 3
 
@@ -44,6 +46,12 @@ class Budget:
             raise BadInput(f"a budget is a positive number of seconds, not {self.seconds}")
         if self.tokens is not None and self.tokens < 1:
             raise BadInput(f"a budget is a positive number of tokens, not {self.tokens}")
+
+    def width(self, most: int) -> int:
+        """How many segments may be under way at the same time, since those are finished when it is used up."""
+        by_time = most if self.seconds is None else self.seconds / SEGMENT_SECONDS
+        by_tokens = most if self.tokens is None else self.tokens // SEGMENT_TOKENS
+        return max(1, min(most, int(min(by_time, most)), by_tokens))
 
     def spent(self, seconds: float, tokens: int) -> bool:
         """Whether nothing is left of it."""
@@ -127,7 +135,7 @@ class Consolidation:
                 done += 1
                 run.encoded(segment, encoded.records, encoded.usage, done=done, total=len(pending))
 
-        self._encode(pending, commit, lambda: budget.spent(run.seconds, run.tokens))
+        self._encode(pending, commit, run, budget)
 
     def encode_again(self, run: Run, session: str | None) -> Reencoded:
         """Replace what other encoders gave, each session in its order, one segment a commit: until its new records are
@@ -148,18 +156,23 @@ class Consolidation:
                 done = len(run.segments) + len(kept)
                 run.encoded(segment, new.records if switches else (), new.usage, done=done, total=len(others))
 
-        self._encode(others, switch, lambda: False)
+        self._encode(others, switch, run, Budget())
         return run.reencoded(kept, skipped=len(encoded) - len(others))
 
     def _encode(
         self,
         segments: Sequence[Segment],
         commit: Callable[[Sequence[Segment], Sequence[Encoded]], None],
-        enough: Callable[[], bool],
+        run: Run,
+        budget: Budget,
     ) -> None:
-        """Encode these, and give them to `commit` until there is `enough`. Rules cost next to nothing, so what they
+        """Encode these, and give them to `commit` until the budget is used up. Rules cost next to nothing, so what they
         give is embedded and committed many segments at a time; a model's segments are committed one by one, since each
         costs it seconds and is context for the next of its session."""
+
+        def enough() -> bool:
+            return budget.spent(run.seconds, run.tokens)
+
         llm = self._engines.llm()
         if llm is None:
             for batch in chunks(segments, RULES_SEGMENTS_PER_COMMIT):
@@ -178,7 +191,8 @@ class Consolidation:
                     return
 
         jobs = (session_job(held) for number, held in enumerate(sessions.values()) if number == 0 or not enough())
-        for _ in run_all(jobs, llm, width=min(self._settings.width, len(sessions))):
+        width = min(budget.width(self._settings.width), len(sessions))
+        for _ in run_all(jobs, llm, width=width):
             pass
 
     def _encoder(self) -> str:

@@ -22,6 +22,7 @@ from lychee_local.accounting import spent
 from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, Reply
 from lychee_local.consolidation import Budget
 from lychee_local.errors import BadInput, StoreLocked
+from lychee_local.settings import EncodeSettings, Settings
 from lychee_local.store import codec, user_folder
 from lychee_local.types import Progress, Spent, Usage
 from lychee_local.watch import LOOK_EVERY_SECONDS, State, consolidate_in_batches
@@ -274,6 +275,50 @@ def test_a_budget_ends_the_work_between_two_segments(tmp_path: Path) -> None:
         memory.consolidate(budget_seconds=1e-9)
         assert memory.pending() == ()
         assert memory.consolidate(budget_seconds=60, max_tokens=10**9).records == ()
+
+
+def test_sessions_are_encoded_side_by_side_each_in_its_own_order(tmp_path: Path) -> None:
+    def consolidated(home: Path, width: int) -> tuple[list[str], list[str]]:
+        llm = FakeLLM(quoting("large"), name="large")
+        with opened(home, llm, settings=Settings(encode=EncodeSettings(width=width))) as memory:
+            told(memory, *SAID[:2], session="one", encode=False)
+            told(memory, *SAID[2:], session="two", encode=False)
+            memory.consolidate()
+            return [current_turn(call) for call in llm.calls], sorted(texts(memory))
+
+    calls, records = consolidated(tmp_path / "side", 2)
+    assert calls == [SAID[0], SAID[2], SAID[1], SAID[3]]
+    calls, same = consolidated(tmp_path / "alone", 1)
+    assert calls == list(SAID)
+    assert records == same == sorted(f"Ana mentions: {said}" for said in SAID)
+
+
+def test_a_budget_ends_the_work_of_all_sessions(tmp_path: Path) -> None:
+    llm = FakeLLM(quoting("large"), name="large")
+    with opened(tmp_path, llm) as memory:
+        for number, said in enumerate(SAID):
+            told(memory, said, session=str(number), encode=False)
+        assert len(memory.consolidate(max_tokens=1).records) == 1
+        assert len(memory.consolidate(budget_seconds=9.9, max_tokens=1_999).records) > 0
+        memory.consolidate()
+        assert memory.pending() == ()
+
+
+@pytest.mark.parametrize(
+    ("budget", "width"),
+    [
+        (Budget(), 16),
+        (Budget(seconds=9.9), 1),
+        (Budget(seconds=35), 3),
+        (Budget(seconds=1e300), 16),
+        (Budget(tokens=1), 1),
+        (Budget(tokens=5_000), 5),
+        (Budget(seconds=3_600, tokens=2_500), 2),
+        (Budget(seconds=float("inf")), 16),
+    ],
+)
+def test_no_more_is_under_way_than_a_budget_pays_for(budget: Budget, width: int) -> None:
+    assert budget.width(16) == width
 
 
 @pytest.mark.parametrize("budget", [{"budget_seconds": 0}, {"budget_seconds": float("nan")}, {"max_tokens": 0}])
