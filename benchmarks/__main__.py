@@ -89,7 +89,7 @@ def _open(options: argparse.Namespace, user: str, settings: Settings) -> Memory:
 
 
 def _run(options: argparse.Namespace) -> dict[str, object]:
-    settings = evidence.settings(options.method)
+    settings = evidence.settings(options.method, options.budget)
     found: list[evidence.Found] = []
     options.out.mkdir(parents=True, exist_ok=True)
     with (options.out / f"{options.method}.jsonl").open("w", encoding="utf-8") as lines:

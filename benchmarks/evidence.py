@@ -14,7 +14,7 @@ from benchmarks.locomo import Conversation, Question
 from lychee_local import ChainSettings, Memory, RecallSettings, Settings
 from lychee_local.types import Evidence
 
-# The budget is applied here, by the same estimate for every method, so the product's own is off.
+# The budget is applied here, by the same estimate for every method; the product knows of it where it makes windows.
 _FULL = RecallSettings(evidence_tokens=None)
 _PLAIN = replace(_FULL, planner="none", windows=False, selection="none")
 
@@ -66,15 +66,16 @@ class Found:
     error: str = ""
 
 
-def settings(method: str) -> Settings:
-    """The configuration behind a method's name.
+def settings(method: str, budget: int = 1_800) -> Settings:
+    """The configuration behind a method's name, with windows that are made for `budget` tokens.
 
     Raises:
         ValueError: there is no such method; the message lists those there are.
     """
     if method not in METHODS:
         raise ValueError(f"no method {method!r}; there are {', '.join(METHODS)}")
-    return Settings(recall=METHODS[method])
+    recall = METHODS[method]
+    return Settings(recall=replace(recall, evidence_tokens=budget) if recall.windows else recall)
 
 
 def measure(memory: Memory, conversation: Conversation, *, budget: int, k: int) -> list[Found]:

@@ -54,7 +54,7 @@ def cut(
     kept = folder / f"{conversation.id}.{way}.json"
     if kept.exists():
         return Cut(**json.loads(kept.read_text(encoding="utf-8")))
-    configured = replace(evidence.settings("lychee"), segment=settings)
+    configured = replace(evidence.settings("lychee", budget), segment=settings)
     home = folder / f"home-{way}"
     with Memory.open(
         conversation.id, home=home, llm=None, embedder=embedder, reranker=None, settings=configured

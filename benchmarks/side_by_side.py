@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from itertools import groupby
@@ -72,6 +73,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     first: dict[str, Encoded] = {}
     for width in options.widths:
+        print(f"width {width} ...", file=sys.stderr, flush=True)
         row, made = measure(llm, chosen, width)
         first = first or made
         row["same_records"] = sum(made[name].records == first[name].records for name in made)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
-from heapq import nlargest, nsmallest
+from heapq import nlargest
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lychee_local import dates
+from lychee_local import bearing, dates
 from lychee_local.settings import RecallSettings
 from lychee_local.store import Store, VectorHit
 from lychee_local.strategy import STRATEGIES, similarity
@@ -35,7 +35,6 @@ from lychee_local.types import (
     Scope,
     TimeRange,
     Turn,
-    turn_place,
 )
 
 Vector = npt.NDArray[np.float32]
@@ -53,8 +52,10 @@ PLAN_DEPTH = 15
 
 # Turns per query whose cosines are read, so that a turn can be judged together with the turns around it.
 CONTEXT_DEPTH = 1_000
-# How much of a neighbour's score a turn inherits in the context ranking.
-CONTEXT_SHARE = 0.5
+# Turns per word of the question; a word of more turns tells little.
+WORD_DEPTH = 300
+# So many turns of a route at least are candidates where they are found by all signals: 3,000 tokens hold about 70.
+BEARING_TURNS = 80
 # Up to so many records of a route are all read, which a small memory has at hand; of more the best, in multiples of the
 # items wanted: reading them from a large memory costs more than all the rest of a question.
 FEW_RECORDS, READ = 1_000, 16
@@ -138,6 +139,7 @@ class _Search:
         record: Recorder,
     ) -> None:
         self.plan, self.store, self.settings, self.calibration, self.scope = plan, store, settings, calibration, scope
+        self.vectors = vectors
         self.record = record
         self.strategy = STRATEGIES[plan.question_type]
         self.depth = depth
@@ -170,7 +172,7 @@ class _Search:
         for query in queries:
             self._nodes(route.id, query, records)
         self._records(route.id, queries, records)
-        self._turns(route.id, queries, turns)
+        self._turns(route, queries, turns)
         routes = (route.id,)
         drafts = self._worth_reading(records)
         known = self.store.records_by_id(drafts)
@@ -234,19 +236,45 @@ class _Search:
         scores = self._fuse(dense, rankings, RECORD_BASE, RECORD_SLOPE)
         self._enter("records", scores, dense, rankings[1:], queries, finds)
 
-    def _turns(self, route: str, queries: Sequence[str], finds: Finds) -> None:
+    def _turns(self, route: Route, queries: Sequence[str], finds: Finds) -> None:
         everything = self._best("turns", queries, CONTEXT_DEPTH)
-        dense = dict(list(everything.items())[: self.turn_budget])
-        self.record.hits(route, "turns", "cosine", dense.items())
-        rankings = [list(dense)]
-        if "lexical" in self.settings.channels:
-            found = dict(self.store.words("turns", " ".join(queries), CONTEXT_DEPTH, scope=self.scope))
-            rankings += [list(found)[: self.turn_budget], self._with_context(found)]
-            self.record.hits(route, "lexical turns", "bm25", list(found.items())[: self.turn_budget])
-            if everything:
-                rankings.append(self._with_context(everything))
-        scores = self._fuse(dense, rankings, TURN_BASE, TURN_SLOPE)
-        self._enter("turns", scores, dense, rankings[1:], queries, finds)
+        if "lexical" not in self.settings.channels:
+            dense = dict(list(everything.items())[: self.turn_budget])
+            self.record.hits(route.id, "turns", "cosine", dense.items())
+            self._enter("turns", self._fuse(dense, [list(dense)], TURN_BASE, TURN_SLOPE), dense, [], queries, finds)
+            return
+        depth = max(self.turn_budget, BEARING_TURNS)
+        dense = dict(list(everything.items())[:depth])
+        self.record.hits(route.id, "turns", "cosine", dense.items())
+        words = {
+            word: dict(self.store.words("turns", word, WORD_DEPTH, scope=self.scope))
+            for word in bearing.words(" ".join(queries))
+        }
+        if self.record.on:
+            self.record.hits(route.id, "lexical turns", "bm25", bearing.by_words(words)[:depth])
+        best = self._bearing(route, queries, everything, words)[:depth]
+        self.record.hits(route.id, "bearing", "standard score", best)
+        said = [i for i, _ in best if any(i in gains for gains in words.values())]
+        scores = self._fuse(dense, [[i for i, _ in best]], TURN_BASE, TURN_SLOPE)
+        seen = {i: everything[i] for i in scores if i in everything}
+        self._enter("turns", scores, seen, [said], queries, finds)
+
+    def _bearing(
+        self, route: Route, queries: Sequence[str], cosines: Mapping[str, float], words: bearing.Words
+    ) -> list[tuple[str, float]]:
+        """The turns that bear most on a route, by all that the vectors of turns and records and the words say."""
+        near = self._best("records", queries, CONTEXT_DEPTH)
+        records: dict[str, float] = {}
+        for identifier, record in self.store.records_by_id(near).items():
+            for turn in record.turns:
+                rests_on = f"turn:{record.session}:{turn}"
+                records[rests_on] = max(records.get(rests_on, -1.0), near[identifier])
+        found = bearing.Found(cosines, words, records)
+        short = bearing.shortlist(found)
+        around = self.store.turns_by_id(short.around)
+        turns = {i: t for i, t in around.items() if self.scope is None or self.scope.holds(t)}
+        asked = bearing.Asked(route.goal, np.stack([self.vectors[query] for query in queries]))
+        return bearing.ranked(short, found, turns, lambda ids: self.store.vectors("turns", ids), asked)
 
     def _best(self, name: Field, queries: Sequence[str], k: int) -> dict[str, float]:
         """The highest cosine of each row over all query variants, the best k rows, best first."""
@@ -255,16 +283,6 @@ class _Search:
             for hit in self.hits[name].get(query, ())[:k]:
                 best[hit.id] = max(best.get(hit.id, -1.0), hit.cosine)
         return dict(sorted(best.items(), key=lambda pair: (-pair[1], pair[0]))[:k])
-
-    def _with_context(self, scores: Mapping[str, float]) -> list[str]:
-        """The best turns when each is judged together with the turns before and after it, in the same session."""
-        lowest = min(scores.values(), default=0.0)
-        placed = {turn_place(i): score for i, score in scores.items()}
-        judged = (
-            (-score - CONTEXT_SHARE * (placed.get((s, i - 1), lowest) + placed.get((s, i + 1), lowest)), s, i)
-            for (s, i), score in placed.items()
-        )
-        return [f"turn:{session}:{index}" for _, session, index in nsmallest(self.turn_budget, judged)]
 
     def _fuse(
         self, dense: Mapping[str, float], rankings: Sequence[Sequence[str]], base: float, slope: float
@@ -284,7 +302,7 @@ class _Search:
         values = sorted((similarity(cosine, self.calibration) for cosine in dense.values()), reverse=True)
         last = values[-1] if values else 1.0
         values += [last * constant / (constant + i) for i in range(1, len(order) - len(values) + 1)]
-        return {i: base + slope * r for i, r in zip(order, values, strict=True)}
+        return {i: base + slope * r for i, r in zip(order, values, strict=False)}
 
     def _enter(
         self,

@@ -109,9 +109,10 @@ def named(text: str, names: Collection[str]) -> tuple[str, ...]:
 
 
 def prompt_tokens(text: str) -> int:
-    """About how many tokens a quoted text costs in a prompt: 1.35 a word, one an unspaced character, 12 a line."""
+    """About how many tokens a quoted text costs in a prompt: 1.35 a word, one an unspaced character, one a line, and 11
+    for its heading."""
     unspaced = 0 if text.isascii() else sum(map(len, _UNSPACED.findall(text)))
-    return int(1.35 * len(text.split()) + unspaced + 12 * (text.count("\n") + 1))
+    return int(1.35 * len(text.split()) + unspaced + text.count("\n") + 12)
 
 
 def _whole_numbers(text: str) -> str:

@@ -193,11 +193,12 @@ class Memory:
         *,
         on_progress: ProgressCallback | None = None,
     ) -> Remembered:
-        """Encode every finished segment that still waits for it. Each is committed by itself, so this can be stopped
-        at any point and goes on where it stopped.
+        """Encode every finished segment that still waits for it, several sessions side by side. Each is committed by
+        itself, so this can be stopped at any point and goes on where it stopped.
 
         With a budget it ends after the segment with which so many seconds have passed, the loading of the model among
-        them, or so many tokens, prompt and output together, were used. At least one segment is encoded.
+        them, or so many tokens, prompt and output together, were used; segments of other sessions that are under way
+        then, no more than the budget pays for, are finished. At least one segment is encoded.
 
         Raises:
             BadInput: a budget that is not positive.

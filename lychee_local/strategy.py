@@ -12,7 +12,13 @@ class Strategy:
     """One column of docs/method.md 5.1. The raw source weight is 1.0 in every column and therefore left out.
 
     `node`, `record`, `turn` multiply the channel budgets; `turn_factor` and the two bonuses shape a raw turn's score;
-    `raw_ratio` and `raw_floor` bound the share of raw items beside records; the rest describes source windows.
+    `raw_ratio` and `raw_floor` bound the share of raw items beside records; the rest describes source windows. With
+    `excerpt` a window shows the turns found alone, and joins those of a session that have up to so many others between
+    them; it is None where what was said around a turn matters as much.
+
+    Excerpts, with as many raw items as earn their place, are our own choice for the five types that ask for facts
+    (benchmarks/LOG.md, "Which turns are shown"); the method has windows of one or two turns to each side, 24 to 40
+    anchors, and raw ratios of 0.40 to 0.42 with floors of 0.64 to 0.72.
     """
 
     node: float = 1.00
@@ -21,22 +27,21 @@ class Strategy:
     turn_factor: float = 1.00
     assistant_bonus: float = 0.0
     user_bonus: float = 0.0
-    raw_ratio: float = 0.40
-    raw_floor: float = 0.72
-    window: int = 1
-    anchors: int = 24
-    merge_gap: int = 1
+    raw_ratio: float = 1.00
+    raw_floor: float = 0.0
+    window: int = 0
+    anchors: int = 80
+    merge_gap: int = 0
     window_chars: int = 2_800
+    excerpt: int | None = 24
 
 
 STRATEGIES: dict[QuestionType, Strategy] = {
     "single": Strategy(),
     "other": Strategy(),
-    "aggregate": Strategy(node=1.55, record=1.45, raw_floor=0.70, anchors=40),
-    "temporal": Strategy(
-        node=1.35, record=1.30, turn=1.45, raw_ratio=0.42, raw_floor=0.64, window=2, anchors=28, window_chars=3_600
-    ),
-    "comparison": Strategy(node=1.35, record=1.30, turn=1.30, raw_floor=0.66, window=2, anchors=28, window_chars=3_600),
+    "aggregate": Strategy(node=1.55, record=1.45),
+    "temporal": Strategy(node=1.35, record=1.30, turn=1.45, window_chars=3_600),
+    "comparison": Strategy(node=1.35, record=1.30, turn=1.30, window_chars=3_600),
     "personalized_advice": Strategy(
         node=1.25,
         record=1.20,
@@ -50,6 +55,7 @@ STRATEGIES: dict[QuestionType, Strategy] = {
         anchors=28,
         merge_gap=2,
         window_chars=5_000,
+        excerpt=None,
     ),
     "prior_assistant_response": Strategy(
         node=0.95,
@@ -64,6 +70,7 @@ STRATEGIES: dict[QuestionType, Strategy] = {
         anchors=32,
         merge_gap=2,
         window_chars=7_000,
+        excerpt=None,
     ),
 }
 

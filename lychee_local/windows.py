@@ -19,6 +19,11 @@ from lychee_local.strategy import STRATEGIES, Strategy
 from lychee_local.trace import OFF, Recorder
 from lychee_local.types import Candidate, Plan, Scope, Turn
 
+# Anchors of an excerpt for each item wanted: most items hold several turns of a session.
+ANCHORS_EACH = 4
+# Tokens that a turn costs less in an excerpt that has its heading already: a mark of a gap instead.
+SAVED = 9
+
 
 def windows(
     plan: Plan,
@@ -36,15 +41,20 @@ def windows(
     routes taking turns. Windows are merged over all routes, so no turn stands in two of them, and a raw turn inside a
     window is replaced by it: the window takes over the turn's scores, channels and queries. Records stay. The window's
     `turns` are those whose lines it really shows; none of them is outside of `scope`.
+
+    Where the strategy wants excerpts, the turns found are shown without those around them, and those of a session stand
+    in one window with its gaps marked: evidence lies in single turns all over a memory more often than side by side.
     """
     around = _Around(store, scope)
     strategy = STRATEGIES[plan.question_type]
     pools = dict(by_route)
     if plan.question_type == "prior_assistant_response":
         pools = {route: (*pool, *_answer_windows(pool, around, strategy)) for route, pool in pools.items()}
-    places = _merge(_spans(pools, around, strategy, k, tokens), strategy.merge_gap)
+    spans = _spans(pools, around, strategy, k, tokens)
+    shown = _merge(spans, strategy.merge_gap)
+    places = shown if strategy.excerpt is None else _merge(spans, strategy.excerpt)
     wanted = set(terms(" ".join(text for route in plan.routes for text in plan.variants(route))))
-    return {route: _placed(route, pool, places, around, strategy, wanted, record) for route, pool in pools.items()}
+    return {r: _placed(r, pool, places, shown, around, strategy, wanted, record) for r, pool in pools.items()}
 
 
 class _Around:
@@ -75,24 +85,35 @@ def _spans(
     pools: Mapping[str, Sequence[Candidate]], around: _Around, strategy: Strategy, k: int, tokens: int | None
 ) -> list[tuple[str, int, int]]:
     """The turn ranges around the anchors of all routes: first every route's best, then every route's second, ..."""
-    limit = min(max(k, 1), strategy.anchors)
-    ranked = [nsmallest(limit, (c for c in pool if c.turns), key=_anchor_order) for pool in pools.values()]
+    ranked = [_ranked(pool, strategy, max(k, 1)) for pool in pools.values()]
     anchors = [c for row in zip_longest(*ranked) for c in row if c is not None]
     places = [(a.session, min(a.turns) - strategy.window, max(a.turns) + strategy.window) for a in anchors]
     around.read(places)
     spans: list[tuple[str, int, int]] = []
     shown: set[tuple[str, int]] = set()
+    sessions: set[str] = set()
     spent = 0
     for place in places:
         turns = around.turns(*place)
         fresh = [t for t in turns if (t.session, t.index) not in shown]
         spent += sum(prompt_tokens(t.line) for t in fresh)
+        if strategy.excerpt is not None and place[0] in sessions:
+            spent -= SAVED * len(fresh)
+        sessions.add(place[0])
         if tokens is not None and spent > tokens and spans:
             break
         shown |= {(t.session, t.index) for t in fresh}
         if turns:
             spans.append((turns[0].session, turns[0].index, turns[-1].index))
     return spans
+
+
+def _ranked(pool: Sequence[Candidate], strategy: Strategy, k: int) -> Sequence[Candidate]:
+    """The anchors of one route, best first. For excerpts those are turns, in the order in which they were ranked."""
+    if strategy.excerpt is None:
+        return nsmallest(min(k, strategy.anchors), (c for c in pool if c.turns), key=_anchor_order)
+    turns = [c for c in pool if c.kind == "turn"] or [c for c in pool if c.turns]
+    return turns[: min(ANCHORS_EACH * k, strategy.anchors)]
 
 
 def _anchor_order(candidate: Candidate) -> tuple[float, str]:
@@ -132,6 +153,7 @@ def _placed(
     route: str,
     candidates: Sequence[Candidate],
     places: Mapping[str, list[tuple[int, int]]],
+    shown: Mapping[str, list[tuple[int, int]]],
     around: _Around,
     strategy: Strategy,
     wanted: set[str],
@@ -141,20 +163,21 @@ def _placed(
     inside: dict[tuple[str, int, int], list[Candidate]] = {}
     for candidate in candidates:
         holder = _holder(candidate, places.get(candidate.session, ()))
-        if holder is not None:
+        seen = holder is not None and _holder(candidate, shown[candidate.session]) is not None
+        if holder is not None and seen:
             inside.setdefault(holder, []).append(candidate)
         if candidate.kind == "record" or holder is None:
             kept.append(candidate)
         else:
-            record.drop("windows", candidate.id, f"stands in {_window_id(*holder)}")
-    around.read(inside)
+            why = "stands in" if seen else "lies in a gap of"
+            record.drop("windows", candidate.id, f"{why} {_window_id(*holder)}")
     for (session, start, end), anchors in inside.items():
-        turns = around.turns(session, start, end)
+        turns = [t for first, last in _within(shown[session], start, end) for t in around.turns(session, first, last)]
         needed = {i for a in anchors if a.kind != "record" for i in a.turns} or {i for a in anchors for i in a.turns}
-        shown = _cut(turns, needed, wanted, strategy.window_chars)
+        lines = _cut(turns, needed, wanted, strategy.window_chars)
         best = max(anchors, key=lambda a: (a.field_score, a.id))
         score = min(1.0, best.field_score + (0.03 if len(anchors) > 1 else 0.0))
-        kept.append(replace(_window(best, shown, score, anchors, (start, end)), routes=(route,)))
+        kept.append(replace(_window(best, lines, score, anchors, (start, end)), routes=(route,)))
     kept.sort(key=attrgetter("id"))
     kept.sort(key=attrgetter("field_score"), reverse=True)
     best_first = tuple(kept)
@@ -169,6 +192,10 @@ def _holder(candidate: Candidate, ranges: Sequence[tuple[int, int]]) -> tuple[st
     first, last = min(candidate.turns), max(candidate.turns)
     start, end = ranges[max(0, bisect_right(ranges, (first, sys.maxsize)) - 1)]
     return (candidate.session, start, end) if start <= first and last <= end else None
+
+
+def _within(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    return [(first, last) for first, last in ranges if start <= first and last <= end]
 
 
 def _window_id(session: str, start: int, end: int) -> str:

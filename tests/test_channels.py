@@ -256,24 +256,31 @@ def test_recall_is_the_same_twice(store: Store) -> None:
 # --- windows -----------------------------------------------------------------------------------------------------
 
 
-def test_a_window_replaces_the_turns_inside_it_and_keeps_speakers(store: Store) -> None:
-    say(store, "S1", "Ana: one", "Ben: red fish", "Ana: three", "Ben: four", "Ana: five", "Ben: six")
+def test_an_excerpt_shows_the_turns_found_and_marks_the_gap_between(store: Store) -> None:
+    say(store, "S1", "Ana: red fish", "Ben: two", "Ana: three", "Ben: red fish", "Ana: five")
     made = plan.plan_without("red fish")
     by_route = found(store, made)
-    (window, *rest) = windows(made, by_route, store, k=1)["r1"]
-    assert (window.kind, window.id, window.turns) == ("window", "window:S1:0-2", (0, 1, 2))
-    assert window.text == "Ana: one\nBen: red fish\nAna: three"
-    # Turns 0 and 2 were recalled too, so the window stands for more than one hit.
+    # The first costs 1.35 * 3 + 12 = 16 tokens, the second 9 less, since the heading is there; a third is too much.
+    (window, *rest) = windows(made, by_route, store, k=15, tokens=16 + 7)["r1"]
+    assert (window.kind, window.id, window.turns) == ("window", "window:S1:0-3", (0, 3))
+    assert window.text == "Ana: red fish\n[...]\nBen: red fish"
     assert window.field_score == pytest.approx(by_route["r1"][0].field_score + 0.03)
     assert (window.speaker, window.said, window.queries) == (None, SAID, ("red fish",))
-    assert {c.id for c in rest} == {"turn:S1:3", "turn:S1:4", "turn:S1:5"}
+    assert [c.id for c in rest] == ["turn:S1:4"]
 
 
-def test_near_windows_are_merged_and_no_turn_is_shown_twice(store: Store) -> None:
-    say(store, "S1", *["Ana: red fish" if i in (2, 6, 20) else f"Ben: filler{i}" for i in range(30)])
+def test_an_excerpt_ends_where_too_many_turns_lie_between(store: Store) -> None:
+    say(store, "S1", *["Ana: red fish" if i in (2, 6, 32) else f"Ben: filler{i}" for i in range(40)])
     made = plan.plan_without("red fish")
+    excerpts = windows(made, found(store, made), store, k=15, tokens=16 + 7 + 7)["r1"]
+    assert [c.turns for c in excerpts if c.kind == "window"] == [(2, 6), (32,)]
+
+
+def test_where_context_matters_near_windows_are_merged_and_no_turn_is_shown_twice(store: Store) -> None:
+    say(store, "S1", *["Ana: red fish" if i in (4, 9, 20) else f"Ben: filler{i}" for i in range(30)])
+    made = replace(plan.plan_without("red fish"), question_type="personalized_advice")
     expanded = windows(made, found(store, made), store, k=3)["r1"]
-    assert [c.id for c in expanded if c.kind == "window"] == ["window:S1:1-7", "window:S1:19-21"]
+    assert [c.id for c in expanded if c.kind == "window"] == ["window:S1:1-12", "window:S1:17-23"]
     shown = [turn for c in expanded for turn in c.turns]
     assert len(shown) == len(set(shown))
 
@@ -284,7 +291,7 @@ def test_a_record_stays_beside_the_window_of_its_source(store: Store) -> None:
     note(store, record)
     made = plan.plan_without("red fish")
     expanded = windows(made, found(store, made, RecallSettings(channels=("records",))), store, k=5)["r1"]
-    assert {c.id for c in expanded} == {record.id, "window:S1:0-2"}
+    assert {c.id for c in expanded} == {record.id, "window:S1:1-1"}
 
 
 def test_routes_share_their_windows(store: Store) -> None:
@@ -318,7 +325,7 @@ def test_windows_stop_at_the_token_budget(store: Store) -> None:
     for i in range(6):
         say(store, f"S{i}", "Ben: before this", "Ana: red fish", "Ben: after this")
     made = plan.plan_without("red fish")
-    one = sum(prompt_tokens(t.line) for t in store.turns("S0"))
+    one = prompt_tokens("Ana: red fish")
     expanded = windows(made, found(store, made), store, k=15, tokens=2 * one)["r1"]
     assert sum(c.kind == "window" for c in expanded) == 2
 

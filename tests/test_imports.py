@@ -14,7 +14,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "lychee_local"
 # Every module has a place; those of the two sub-packages have their package's. A new one that is missing here fails the
 # first test: decide where it belongs.
 GROUPS = {
-    "ground": "errors trace types dates settings options strategy lexicon prose voice echoes rules fence asking finish",
+    "ground": "errors trace types dates settings options strategy lexicon prose voice echoes rules fence asking finish"
+    " bearing",
     "models": "cards gguf fetch pull",
     "backends": "backends backends.batch backends.bge backends.chat backends.constraint backends.fake backends.jobs"
     " backends.llama backends.load backends.output"

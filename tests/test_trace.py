@@ -78,6 +78,7 @@ def test_every_channel_names_its_scale_and_every_stage_its_order(tmp_path: Path)
         ("lexical records", "bm25"),
         ("turns", "cosine"),
         ("lexical turns", "bm25"),
+        ("bearing", "standard score"),
     }
     for c in trace.channels:
         assert [hit.rank for hit in c.hits] == list(range(1, len(c.hits) + 1))

@@ -402,6 +402,21 @@ class Catalogue:
             num,
         )
 
+    def turn_rows(self, ids: Collection[str]) -> dict[str, int]:
+        """The row numbers of those turns that there are, by id."""
+        places: dict[str, list[int]] = {}
+        for session, index in filter(None, map(_turn_place, ids)):
+            places.setdefault(session, []).append(index)
+        asked = (
+            "SELECT t.place, t.num FROM session s JOIN turn t ON t.session = s.num "
+            "WHERE s.name = ? AND t.place IN (SELECT value FROM json_each(?))"
+        )
+        return {
+            f"turn:{name}:{place}": num
+            for name, indexes in places.items()
+            for place, num in self.db.execute(asked, (name, json.dumps(indexes)))
+        }
+
     # --- what a selection needs to know ------------------------------------------------------------------------------
 
     def turn_number(self, turn_id: str) -> int | None:

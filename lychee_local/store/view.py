@@ -150,7 +150,7 @@ class View:
     def vectors(self, field: Field, ids: Sequence[str]) -> Vectors:
         """The rows of `ids`, as float32. Raises KeyError for an id that is unknown, forgotten, or has no row."""
         row_of: Callable[[str], int | None] = {
-            "turns": self.catalogue.turn_number,
+            "turns": self.catalogue.turn_rows(ids).get if field == "turns" else self.catalogue.turn_number,
             "records": self._record_row,
             "nodes": self._node_row,
         }[field]
