@@ -173,6 +173,8 @@ class Consolidation:
         def enough() -> bool:
             return budget.spent(run.seconds, run.tokens)
 
+        if not segments:
+            return  # before a model is loaded
         llm = self._engines.llm()
         if llm is None:
             for batch in chunks(segments, RULES_SEGMENTS_PER_COMMIT):

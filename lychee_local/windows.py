@@ -96,7 +96,7 @@ def _spans(
     for place in places:
         turns = around.turns(*place)
         fresh = [t for t in turns if (t.session, t.index) not in shown]
-        spent += sum(prompt_tokens(t.line) for t in fresh)
+        spent += sum(prompt_tokens(t.line[: strategy.window_chars]) for t in fresh)  # no window shows more of one
         if strategy.excerpt is not None and place[0] in sessions:
             spent -= SAVED * len(fresh)
         sessions.add(place[0])

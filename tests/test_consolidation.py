@@ -293,6 +293,15 @@ def test_sessions_are_encoded_side_by_side_each_in_its_own_order(tmp_path: Path)
     assert records == same == sorted(f"Ana mentions: {said}" for said in SAID)
 
 
+def test_where_nothing_waits_no_model_is_asked(tmp_path: Path) -> None:
+    llm = FakeLLM(quoting("large"), name="large")
+    llm.close()  # it would raise
+    with opened(tmp_path, llm) as memory:
+        assert memory.remember("Ana has a cat.", session="one").segments == ()
+        assert memory.consolidate().records == ()
+        assert memory.reencode().segments == ()
+
+
 def test_a_budget_ends_the_work_of_all_sessions(tmp_path: Path) -> None:
     llm = FakeLLM(quoting("large"), name="large")
     with opened(tmp_path, llm) as memory:
