@@ -27,6 +27,7 @@ from lychee_local import Memory, Settings, __version__
 from lychee_local.cards import default_home
 from lychee_local.errors import LycheeError
 from lychee_local.intake import read_locomo
+from lychee_local.settings import EncodeSettings
 
 # The embedder under which facts count as covered, and at which the thresholds are looked at.
 EMBEDDER = "all-minilm-l6-v2"
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     construct.add_argument("--encoder", required=True, help="verbatim, rules, or a model of `lychee models list`")
     construct.add_argument("--prompt", choices=["ours", "plain"], default="ours")
     construct.add_argument("--without", nargs="*", choices=encoders.PARTS, default=[], help="parts of ours left out")
-    construct.add_argument("--width", type=int, default=8, help="sessions encoded side by side")
+    construct.add_argument("--width", type=int, default=EncodeSettings().width, help="sessions encoded side by side")
     cuts.add_argument("--threshold", type=float, nargs="+", default=[0.3, 0.4, 0.5, 0.6, 0.7])
     return parser
 

@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, c
 from pydantic_core import from_json
 
 from lychee_local import dates, rules
-from lychee_local.echoes import cites, repeats, words_of
+from lychee_local.echoes import is_echo, words_of
 from lychee_local.fence import block, quoted
 from lychee_local.lexicon import terms
-from lychee_local.prose import without_code
+from lychee_local.prose import statements, without_code
 from lychee_local.settings import EncodeSettings
 from lychee_local.types import ChatMessage, MemoryType, Temporal, Turn
 
@@ -205,11 +205,11 @@ def states(line: Line, before: Sequence[Line]) -> bool:
     """Whether a line says something that is worth a record; a program says nothing, and an assistant's echo no news."""
     if line.turn.role in ("system", "tool"):
         return False
-    stated = filter(rules.substantive, rules.sentences(line.text))
+    stated = statements(line.text)
     if line.turn.role == "user":
         return any(True for _ in stated)
     told = [words_of(each.text) for each in before if each.turn.role == "user"]
-    return any(not cites(sentence) and not repeats(sentence, told) for sentence in stated)
+    return not all(is_echo(sentence, told) for sentence in stated)
 
 
 def _system(style: Style, settings: EncodeSettings) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lychee_local.lexicon import named, search_terms
-from lychee_local.types import Turn, turn_place
+from lychee_local.types import Turn, turn_id, turn_place
 
 Floats = npt.NDArray[np.float64]
 Vectors = npt.NDArray[np.float32]
@@ -85,7 +85,7 @@ def shortlist(found: Found) -> Shortlist:
     signals = np.stack(rows)
     best = np.argsort(-signals.sum(axis=0), kind="stable")[:SHORTLIST]
     chosen = tuple(ids[n] for n in best)
-    around = dict.fromkeys(f"turn:{s}:{i + d}" for s, i in (places[n] for n in best) for d in (-1, 0, 1) if i + d >= 0)
+    around = dict.fromkeys(turn_id(s, i + d) for s, i in (places[n] for n in best) for d in (-1, 0, 1) if i + d >= 0)
     # What words say of three turns is said better by their texts, which are read now.
     return Shortlist(chosen, tuple(around), signals[: -1 if found.words else None, best], len(ids))
 
@@ -134,9 +134,7 @@ def by_words(found: Words) -> list[tuple[str, float]]:
 def _trios(ids: Sequence[str], turns: Collection[str]) -> Trios:
     """Of each turn the places among `turns` of itself, the one before and the one after; -1 for none."""
     place = {i: n for n, i in enumerate(turns)}
-    found = [
-        (place[i], *(place.get(f"turn:{s}:{n + d}", -1) for d in (-1, 1))) for i in ids for s, n in [turn_place(i)]
-    ]
+    found = [(place[i], *(place.get(turn_id(s, n + d), -1) for d in (-1, 1))) for i in ids for s, n in [turn_place(i)]]
     return np.array(found, dtype=np.intp)
 
 

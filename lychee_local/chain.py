@@ -20,7 +20,7 @@ from lychee_local.settings import ChainSettings
 from lychee_local.store import Store, VectorHit
 from lychee_local.strategy import similarity
 from lychee_local.trace import OFF, Recorder
-from lychee_local.types import Calibration, Candidate, Chain, Link, Scope, Turn, turn_place
+from lychee_local.types import Calibration, Candidate, Chain, Link, Scope, Turn, turn_id, turn_place
 
 Scores = npt.NDArray[np.float64]
 Embed = Callable[[Sequence[str]], Vectors]
@@ -229,7 +229,7 @@ def _vector(candidate: Candidate, store: Store) -> Scores | None:
     try:
         if candidate.kind == "record":
             return _mean(store.vectors("records", [candidate.id]))
-        return _mean(store.vectors("turns", [f"turn:{candidate.session}:{turn}" for turn in candidate.turns]))
+        return _mean(store.vectors("turns", [turn_id(candidate.session, turn) for turn in candidate.turns]))
     except KeyError:
         return None
 

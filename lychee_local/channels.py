@@ -35,6 +35,7 @@ from lychee_local.types import (
     Scope,
     TimeRange,
     Turn,
+    turn_id,
 )
 
 Vector = npt.NDArray[np.float32]
@@ -238,24 +239,23 @@ class _Search:
 
     def _turns(self, route: Route, queries: Sequence[str], finds: Finds) -> None:
         everything = self._best("turns", queries, CONTEXT_DEPTH)
-        if "lexical" not in self.settings.channels:
-            dense = dict(list(everything.items())[: self.turn_budget])
-            self.record.hits(route.id, "turns", "cosine", dense.items())
-            self._enter("turns", self._fuse(dense, [list(dense)], TURN_BASE, TURN_SLOPE), dense, [], queries, finds)
-            return
-        depth = max(self.turn_budget, BEARING_TURNS)
+        lexical = "lexical" in self.settings.channels
+        depth = max(self.turn_budget, BEARING_TURNS) if lexical else self.turn_budget
         dense = dict(list(everything.items())[:depth])
         self.record.hits(route.id, "turns", "cosine", dense.items())
-        words = {
-            word: dict(self.store.words("turns", word, WORD_DEPTH, scope=self.scope))
-            for word in bearing.words(" ".join(queries))
-        }
-        if self.record.on:
-            self.record.hits(route.id, "lexical turns", "bm25", bearing.by_words(words)[:depth])
-        best = self._bearing(route, queries, everything, words)[:depth]
-        self.record.hits(route.id, "bearing", "standard score", best)
-        said = [i for i, _ in best if any(i in gains for gains in words.values())]
-        scores = self._fuse(dense, [[i for i, _ in best]], TURN_BASE, TURN_SLOPE)
+        order, said = list(dense), list[str]()
+        if lexical:
+            words = {
+                word: dict(self.store.words("turns", word, WORD_DEPTH, scope=self.scope))
+                for word in bearing.words(" ".join(queries))
+            }
+            if self.record.on:
+                self.record.hits(route.id, "lexical turns", "bm25", bearing.by_words(words)[:depth])
+            best = self._bearing(route, queries, everything, words)[:depth]
+            self.record.hits(route.id, "bearing", "standard score", best)
+            order = [i for i, _ in best]
+            said = [i for i in order if any(i in gains for gains in words.values())]
+        scores = self._fuse(dense, [order], TURN_BASE, TURN_SLOPE)
         seen = {i: everything[i] for i in scores if i in everything}
         self._enter("turns", scores, seen, [said], queries, finds)
 
@@ -267,7 +267,7 @@ class _Search:
         records: dict[str, float] = {}
         for identifier, record in self.store.records_by_id(near).items():
             for turn in record.turns:
-                rests_on = f"turn:{record.session}:{turn}"
+                rests_on = turn_id(record.session, turn)
                 records[rests_on] = max(records.get(rests_on, -1.0), near[identifier])
         found = bearing.Found(cosines, words, records)
         short = bearing.shortlist(found)
@@ -302,7 +302,7 @@ class _Search:
         values = sorted((similarity(cosine, self.calibration) for cosine in dense.values()), reverse=True)
         last = values[-1] if values else 1.0
         values += [last * constant / (constant + i) for i in range(1, len(order) - len(values) + 1)]
-        return {i: base + slope * r for i, r in zip(order, values, strict=False)}
+        return {i: base + slope * r for i, r in zip(order, values[: len(order)], strict=True)}
 
     def _enter(
         self,

@@ -16,7 +16,7 @@ from lychee_local.backends.jobs import run_all
 from lychee_local.encode import Encoded, encode, reference_context
 from lychee_local.engines import Engines
 from lychee_local.errors import BadInput
-from lychee_local.prose import sentences, substantive
+from lychee_local.prose import statements
 from lychee_local.rules import encode_by_rules
 from lychee_local.settings import EncodeSettings
 from lychee_local.store import Store
@@ -50,8 +50,8 @@ class Budget:
     def width(self, most: int) -> int:
         """How many segments may be under way at the same time, since those are finished when it is used up."""
         by_time = most if self.seconds is None else self.seconds / SEGMENT_SECONDS
-        by_tokens = most if self.tokens is None else self.tokens // SEGMENT_TOKENS
-        return max(1, min(most, int(min(by_time, most)), by_tokens))
+        by_tokens = most if self.tokens is None else self.tokens / SEGMENT_TOKENS
+        return max(1, int(min(most, by_time, by_tokens)))
 
     def spent(self, seconds: float, tokens: int) -> bool:
         """Whether nothing is left of it."""
@@ -219,18 +219,13 @@ class Consolidation:
     def _recalled(self, segment: Segment, turns: Sequence[Turn]) -> tuple[str, ...]:
         """What the memory held that the assistant's statements in `turns` may come from: what users said, and what was
         recorded in other segments, in nearly the same words."""
+        stated = [s for turn in turns if turn.role == "assistant" for s in statements(turn.text)]
         by_users = Scope(roles=("user",))
-        found: dict[str, str] = {}
-        for turn in turns:
-            if turn.role != "assistant":
-                continue
-            for sentence in filter(substantive, sentences(turn.text)):
-                ids = [id for id, _ in self._store.words("turns", sentence, RECALLED, scope=by_users)]
-                found |= {id: held.text for id, held in self._store.turns_by_id(ids).items()}
-                ids = [id for id, _ in self._store.words("records", sentence, RECALLED)]
-                held_records = self._store.records_by_id(ids)
-                found |= {id: r.text for id, r in held_records.items() if r.segment != segment.id}
-        return tuple(found.values())
+        said = [i for s in stated for i, _ in self._store.words("turns", s, RECALLED, scope=by_users)]
+        noted = [i for s in stated for i, _ in self._store.words("records", s, RECALLED)]
+        records = self._store.records_by_id(dict.fromkeys(noted)).values()
+        recalled = [turn.text for turn in self._store.turns_by_id(dict.fromkeys(said)).values()]
+        return *recalled, *(record.text for record in records if record.segment != segment.id)
 
     def _turns(self, segment: Segment) -> Sequence[Turn]:
         return self._store.turns(segment.session, segment.start, segment.end + 1)

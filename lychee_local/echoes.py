@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from lychee_local.lexicon import terms
 from lychee_local.types import MEMORY_TYPES
 
-__all__ = ["cites", "repeats", "without_evidence", "words_of"]
+__all__ = ["cites", "is_echo", "repeats", "without_evidence", "words_of"]
 
 # The layout of `answer.serialise`: a tag of its own line, then numbered items. A person who writes the bare tag loses
 # nothing. A block that was cut has no end, and goes as far as the text.
@@ -58,3 +58,8 @@ def repeats(sentence: str, sources: Iterable[AbstractSet[str]], names: Sequence[
     own = words_of(sentence) - {term for name in names for term in terms(name)}
     numbers = {word for word in own if any(map(str.isdigit, word))}
     return bool(own) and any(len(own & said) >= _SHARE * len(own) and numbers <= said for said in sources)
+
+
+def is_echo(sentence: str, sources: Iterable[AbstractSet[str]], names: Sequence[str] = ()) -> bool:
+    """Whether a sentence of an assistant is no news: it `cites` an item, or `repeats` a source."""
+    return cites(sentence) or repeats(sentence, sources, names)

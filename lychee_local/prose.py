@@ -24,6 +24,7 @@ __all__ = [
     "opened",
     "sentences",
     "statement",
+    "statements",
     "substantive",
     "without_code",
     "words",
@@ -309,6 +310,11 @@ def substantive(sentence: str) -> bool:
     if re.search(r"\b(?:I|[Mm]y|[Ww]e|[Oo]ur)\b", sentence):
         return found >= 2 or (found == 1 and _IS_OR_HAS.search(sentence) is not None)
     return found >= 3 and not _COURTESY.match(sentence) and not _COURTESY.match(_VOCATIVE.sub("", sentence))
+
+
+def statements(text: str) -> Iterator[str]:
+    """The sentences of a text that say something."""
+    return filter(substantive, sentences(text))
 
 
 def commands(sentence: str) -> bool:

@@ -25,7 +25,7 @@ from lychee_local.settings import RecallSettings
 from lychee_local.store import Store
 from lychee_local.strategy import STRATEGIES
 from lychee_local.trace import OFF, Recorder
-from lychee_local.types import Candidate, DateSpan, Evidence, Plan, Turn
+from lychee_local.types import Candidate, DateSpan, Evidence, Plan, Turn, turn_id
 
 Routes = Mapping[str, tuple[Candidate, ...]]
 Floats = npt.NDArray[np.float64]
@@ -471,7 +471,7 @@ def evidence(chosen: Iterable[Candidate], store: Store, record: Recorder = OFF) 
 
 
 def _turn_ids(candidate: Candidate) -> list[str]:
-    return [f"turn:{candidate.session}:{index}" for index in sorted(candidate.turns)]
+    return [turn_id(candidate.session, index) for index in sorted(candidate.turns)]
 
 
 def _evidence(candidate: Candidate, turns: Sequence[Turn]) -> Evidence:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import date
 
 from lychee_local import dates
-from lychee_local.echoes import cites, repeats, without_evidence, words_of
+from lychee_local.echoes import is_echo, without_evidence, words_of
 from lychee_local.lexicon import terms
 from lychee_local.prose import FUNCTION_WORDS, SCRIPT_BORDER, UNSPACED, URL, language, sentences, substantive
 from lychee_local.prose import words as word_set
@@ -319,7 +319,7 @@ def _worth_keeping(
 def _own(sentence: str, said: Sequence[frozenset[str]], known: Sequence[str]) -> bool:
     """Whether a sentence of an assistant is worth keeping: long enough, and no echo."""
     length = len(set(terms(sentence))) // (_UNSPACED_TERMS if UNSPACED.search(sentence) else 1)
-    return length >= _ASSISTANT_TERMS and not cites(sentence) and not repeats(sentence, said, known)
+    return length >= _ASSISTANT_TERMS and not is_echo(sentence, said, known)
 
 
 def _day(turn: Turn) -> date | None:

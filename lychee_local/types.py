@@ -185,7 +185,7 @@ class Turn:
 
     @property
     def id(self) -> str:
-        return f"turn:{self.session}:{self.index}"
+        return turn_id(self.session, self.index)
 
     @property
     def name(self) -> str:
@@ -197,6 +197,10 @@ class Turn:
         """The text that is embedded and shown: the name, a colon, the words."""
         prefix = f"{self.name}: "
         return self.text if self.text.startswith(prefix) else prefix + self.text
+
+
+def turn_id(session: str, index: int) -> str:
+    return f"turn:{session}:{index}"
 
 
 def turn_place(turn_id: str) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from lychee_local.lexicon import prompt_tokens, terms
 from lychee_local.store import Store
 from lychee_local.strategy import STRATEGIES, Strategy
 from lychee_local.trace import OFF, Recorder
-from lychee_local.types import Candidate, Plan, Scope, Turn
+from lychee_local.types import Candidate, Plan, Scope, Turn, turn_id
 
 # Anchors of an excerpt for each item wanted: most items hold several turns of a session.
 ANCHORS_EACH = 4
@@ -78,7 +78,7 @@ class _Around:
 
 
 def _turn_ids(session: str, start: int, end: int) -> list[str]:
-    return [f"turn:{session}:{index}" for index in range(max(start, 0), end + 1)]
+    return [turn_id(session, index) for index in range(max(start, 0), end + 1)]
 
 
 def _spans(

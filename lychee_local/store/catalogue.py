@@ -31,7 +31,7 @@ from lychee_local.store.epoch import NO_LINES, payload_at
 from lychee_local.store.manifest import Extent, Manifest
 from lychee_local.store.nodes import event_frame
 from lychee_local.store.words import Field as WordField
-from lychee_local.types import DateSpan, Node, NodeKind, Precision, Record, Scope, Segment, TimeRange, Turn
+from lychee_local.types import DateSpan, Node, NodeKind, Precision, Record, Scope, Segment, TimeRange, Turn, turn_id
 
 L = TypeVar("L")
 
@@ -295,15 +295,22 @@ class Catalogue:
 
     def turns_by_id(self, ids: Collection[str]) -> dict[str, Turn]:
         """Those that there are."""
+        return {identifier: self._turn(num) for identifier, num in self.turn_rows(ids).items()}
+
+    def turn_rows(self, ids: Collection[str]) -> dict[str, int]:
+        """The numbers of those turns that there are, by id; their vectors stand in the rows of these numbers."""
         places: dict[str, list[int]] = {}
         for session, index in filter(None, map(_turn_place, ids)):
             places.setdefault(session, []).append(index)
         asked = (
-            "SELECT t.num FROM session s JOIN turn t ON t.session = s.num "
+            "SELECT t.place, t.num FROM session s JOIN turn t ON t.session = s.num "
             "WHERE s.name = ? AND t.place IN (SELECT value FROM json_each(?))"
         )
-        numbers = (num for name, indexes in places.items() for num in self._all(asked, name, json.dumps(indexes)))
-        return {turn.id: turn for turn in map(self._turn, numbers)}
+        return {
+            turn_id(name, place): num
+            for name, indexes in places.items()
+            for place, num in self.db.execute(asked, (name, json.dumps(indexes))).fetchall()
+        }
 
     def turn_by_ref(self, session: str, ref: str) -> int | None:
         found = self._all("SELECT turn FROM ref WHERE session = ? AND ref = ?", self._session(session), ref)
@@ -373,7 +380,12 @@ class Catalogue:
 
     def record(self, num: int) -> Record:
         """The latest occurrence, with the turns of all."""
-        return _one_record([record for _, record in self._occurrences(num)])
+        found = self.db.execute(
+            "SELECT o.encoding, o.place FROM occurrence o JOIN record r ON o.record = r.id WHERE r.num = ? "
+            "ORDER BY o.num",
+            (num,),
+        ).fetchall()
+        return _one_record([self._encoding(encoding).records[place] for encoding, place in found])
 
     def records_by_id(self, ids: Collection[str]) -> dict[str, Record]:
         """Those that there are, as `record` gives them."""
@@ -387,35 +399,12 @@ class Catalogue:
             said.setdefault(identifier, []).append(self._encoding(encoding).records[place])
         return {identifier: _one_record(records) for identifier, records in said.items()}
 
-    def _occurrences(self, num: int) -> list[tuple[int, Record]]:
-        found = self.db.execute(
-            "SELECT o.num, o.encoding, o.place FROM occurrence o JOIN record r ON o.record = r.id WHERE r.num = ? "
-            "ORDER BY o.num",
-            (num,),
-        ).fetchall()
-        return [(row, self._encoding(encoding).records[place]) for row, encoding, place in found]
-
     def records_of_encoding(self, num: int) -> list[int]:
         return self._all(
             "SELECT r.num FROM occurrence o JOIN record r ON o.record = r.id WHERE o.encoding = ? "
             "GROUP BY r.num ORDER BY min(o.place)",
             num,
         )
-
-    def turn_rows(self, ids: Collection[str]) -> dict[str, int]:
-        """The row numbers of those turns that there are, by id."""
-        places: dict[str, list[int]] = {}
-        for session, index in filter(None, map(_turn_place, ids)):
-            places.setdefault(session, []).append(index)
-        asked = (
-            "SELECT t.place, t.num FROM session s JOIN turn t ON t.session = s.num "
-            "WHERE s.name = ? AND t.place IN (SELECT value FROM json_each(?))"
-        )
-        return {
-            f"turn:{name}:{place}": num
-            for name, indexes in places.items()
-            for place, num in self.db.execute(asked, (name, json.dumps(indexes)))
-        }
 
     # --- what a selection needs to know ------------------------------------------------------------------------------
 
@@ -569,7 +558,7 @@ class Catalogue:
             "WHERE t.num IN (SELECT value FROM json_each(?))",
             (json.dumps(list(numbers)),),
         )
-        return {num: f"turn:{name}:{place}" for num, name, place in found}
+        return {num: turn_id(name, place) for num, name, place in found}
 
     def record_ids(self, numbers: Sequence[int]) -> dict[int, str]:
         found = self.db.execute(

@@ -149,11 +149,11 @@ class View:
 
     def vectors(self, field: Field, ids: Sequence[str]) -> Vectors:
         """The rows of `ids`, as float32. Raises KeyError for an id that is unknown, forgotten, or has no row."""
-        row_of: Callable[[str], int | None] = {
-            "turns": self.catalogue.turn_rows(ids).get if field == "turns" else self.catalogue.turn_number,
-            "records": self._record_row,
-            "nodes": self._node_row,
-        }[field]
+        row_of: Callable[[str], int | None]
+        if field == "turns":
+            row_of = self.catalogue.turn_rows(ids).get
+        else:
+            row_of = self._record_row if field == "records" else self._node_row
         rows = []
         for identifier in ids:
             row = row_of(identifier)
