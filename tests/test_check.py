@@ -149,6 +149,28 @@ def test_checks_beside_a_busy_writer(tmp_path: Path) -> None:
     assert said(tmp_path) == []
 
 
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_file_that_vanishes_under_the_check(tmp_path: Path, moved: bool) -> None:
+    """Between a look at a file and its reading it may go to a new epoch; where none has come, it cannot be read."""
+    told: list[int] = []
+    with opened(tmp_path) as store:
+        say(store, "S", 1_000)
+
+        def vanish(done: int, total: int) -> None:
+            told.append(done)
+            if len(told) == 1:
+                if moved:
+                    store.compact()
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "encodings.jsonl")
+
+        if moved:
+            assert check(user_folder(tmp_path, "ana"), on_progress=vanish) == ()
+            assert len(told) > 1  # it began again
+        else:
+            with pytest.raises(StoreError, match="cannot check"):
+                check(user_folder(tmp_path, "ana"), on_progress=vanish)
+
+
 def test_an_empty_memory_is_sound(tmp_path: Path) -> None:
     opened(tmp_path).close()
     assert said(tmp_path) == []

@@ -80,19 +80,26 @@ def check(folder: Path, *, on_progress: Report | None = None) -> tuple[Finding, 
         StoreError: a file cannot be read at all.
     """
     while True:
+        found: tuple[Finding, ...] = ()
+        failure: OSError | None = None
         try:
             seen = read_manifest(folder)
             if seen is None:
                 return _without_manifest(folder, f"{folder / files.MANIFEST} is missing")
-            found = tuple(_findings(folder, seen[1], on_progress or (lambda done, total: None)))
+            try:
+                found = tuple(_findings(folder, seen[1], on_progress or (lambda done, total: None)))
+            except OSError as error:
+                failure = error
             now = read_manifest(folder)
         except (StoreDamaged, StoreMismatch) as error:
             return _without_manifest(folder, error.message)
         except OSError as error:
             raise files.os_error(error, "check", folder) from error
-        if not found or now is None or now[1].epoch == seen[1].epoch:
-            return found
-        # The files were rewritten meanwhile and the old ones removed: what was missed there says nothing.
+        if (found or failure) and now is not None and now[1].epoch != seen[1].epoch:
+            continue  # the files were rewritten meanwhile and the old ones removed: what was missed there says nothing
+        if failure is not None:
+            raise files.os_error(failure, "check", folder) from failure
+        return found
 
 
 def _without_manifest(folder: Path, problem: str) -> tuple[Finding, ...]:
