@@ -14,8 +14,8 @@ from typing import Any
 from lychee_local import dates
 from lychee_local.errors import BadInput
 
-# The keys by which an object shows which layout it belongs to.
-_TELLING = {"longmemeval": {"haystack_sessions"}, "locomo": {"qa"}, "lines": {"conversation"}}
+# The keys by which an object shows which layout it belongs to; JSON lines are told by their first line already.
+_TELLING = {"longmemeval": {"haystack_sessions"}, "locomo": {"conversation", "qa"}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,14 +107,18 @@ def _question(name: str, line: Fields, messages: Mapping[str, Message], on_probl
     for ref in named:
         if ref not in messages:
             on_problem(Problem(line.where, f"the ref {ref} points at no turn of the conversation; it is left out"))
-    sessions = dict.fromkeys(session for ref in gold if (session := messages[ref].session))
+    there_are = {message.session for message in messages.values()}
+    sessions = line.texts("sessions") if "sessions" in line.values else [messages[ref].session or "" for ref in gold]
+    for session in sessions:
+        if session not in there_are:
+            on_problem(Problem(line.where, f"the session {session} is none of the conversation; it is left out"))
     return Question(
         id=name,
         text=line.text("question"),
         answer=NOT_MENTIONED if not answerable and "answer" not in line.values else line.text("answer"),
         category=line.text("category") if "category" in line.values else "question",
         gold=gold,
-        sessions=line.texts("sessions") if "sessions" in line.values else tuple(sessions),
+        sessions=tuple(dict.fromkeys(session for session in sessions if session in there_are)),
         asked=line.when("asked"),
         answerable=answerable,
     )

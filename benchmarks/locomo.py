@@ -104,7 +104,8 @@ def _conversation(
     name: str, item: Fields, key: Mapping[int, Correction], adversarial: bool, on_problem: Report
 ) -> Conversation:
     messages = _messages(name, item, on_problem)
-    sessions = {message.ref: message.session for message in messages if message.ref and message.session}
+    # Reversed, for where two turns have one id: its session is the first one's.
+    sessions = {message.ref: message.session for message in reversed(messages) if message.ref and message.session}
     questions = []
     for place, value in enumerate(item.items("qa")):
         qa = Fields.of(value, f"{name}, question {place}", "locomo", "question", "category")
@@ -225,7 +226,7 @@ def _settled(
         fitting = {name: sum(each.fits(asked[name]) for each in listed) for name in asked}
         home = max(asked, key=lambda name: fitting[name])
         if not fitting[home]:
-            problem = f"none of its {len(listed)} questions is in the data; not applied"
+            problem = f"none of the questions corrected there ({len(listed)}) is in the data"
             on_problem(Problem(f"{path}, conversation {number}", problem))
         elif home in chosen:
             for each in listed:

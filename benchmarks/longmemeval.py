@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from datetime import datetime
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
-
-import ijson
+from typing import Any
 
 from benchmarks.fields import Fields, when
 from benchmarks.questions import Conversation, Problem, Question, Report, refuse
@@ -59,10 +58,14 @@ def read(path: Path, wanted: Collection[str] = (), *, on_problem: Report = refus
         raise ValueError(f"no instance {', '.join(missing)} in {path}; it holds {len(met)}, such as {min(met)}")
 
 
-def _list(file: IO[bytes], path: Path) -> Iterator[Any]:
+def _list(file: BufferedReader, path: Path) -> Iterator[Any]:
+    try:
+        import ijson
+    except ImportError as error:
+        raise ValueError("files of LongMemEval are read by ijson: pip install ijson") from error
     start = file.read(len(_BOM))
     file.seek(len(_BOM) if start == _BOM else 0)
-    if not file.peek(_BUFFER).lstrip().startswith(b"["):  # type: ignore[attr-defined]  # a BufferedReader
+    if not file.peek().lstrip().startswith(b"["):
         raise ValueError(f"{path}: not a list of instances; LongMemEval's file begins with [, in UTF-8")
     number = 0
     try:
@@ -127,7 +130,8 @@ def _sessions(name: str, item: Fields, on_problem: Report) -> list[tuple[str, da
             unique = f"{session}#{sum(each.partition('#')[0] == session for each in found) + 1}"
             on_problem(Problem(f"{name}, session {session}", f"its id is there twice; this one is called {unique}"))
         if not said:
-            on_problem(Problem(f"{name}, session {unique}", "a session without turns"))
+            on_problem(Problem(f"{name}, session {unique}", "a session without turns; it is left out"))
+            continue
         found[unique] = (unique, _date(date, f"{name}, session {unique}", on_problem), said)
     sessions = list(found.values())
     dated = [(at, session) for session in sessions if (at := session[1]) is not None]
