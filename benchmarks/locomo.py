@@ -137,10 +137,7 @@ def _messages(name: str, item: Fields, on_problem: Report) -> tuple[Message, ...
         raise ValueError(f"{item.where}: conversation is not an object with session_1, session_2, ...")
     try:
         messages = locomo_messages(
-            talk,
-            on_problem=lambda problem: on_problem(
-                Problem(f"{name}, {problem.message}", "the turn is left out" + f"; {problem.hint}" * bool(problem.hint))
-            ),
+            talk, on_problem=lambda problem: on_problem(Problem(name, f"{problem}; the turn is left out"))
         )
     except BadInput as problem:
         raise ValueError(f"{name}, {problem}") from problem
@@ -175,7 +172,8 @@ def _gold(evidence: object, known: Collection[str], where: str, on_problem: Repo
     """The turns that are named in `evidence`, a string or a list of strings, in whichever way; each once."""
     found: list[str] = []
     for named in evidence if isinstance(evidence, list | tuple) else [evidence]:
-        refs = [f"D{session}:{turn}" for session, turn in _TURN_ID.findall(str(named))]
+        hits = list(_TURN_ID.finditer(str(named)))
+        refs = [hit[0] if hit[0] in known else f"D{hit[1]}:{hit[2]}" for hit in hits]  # D2:03 is D2:3
         if not refs:
             on_problem(Problem(where, f"the evidence {named!r} names no turn; it is left out"))
         for ref in refs:

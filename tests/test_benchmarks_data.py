@@ -72,9 +72,9 @@ def test_locomo() -> None:
 def test_what_is_odd_in_locomo_is_named() -> None:
     _, problems = everything("locomo")
     assert problems == [
-        "conv-1, session_2, turn 4: ref 'D2:3' is already the ref of another turn (session_2, turn 3): "
+        "conv-1: session_2, turn 4: ref 'D2:3' is already the ref of another turn (session_2, turn 3); "
         "the turn is left out",
-        "conv-1, session_2, turn 5: the text is empty: the turn is left out",
+        "conv-1: session_2, turn 5: the text is empty; the turn is left out",
         "conv-1, session_3: a session without turns",
         "conv-1, session_4: a session without a date; its turns have none",
         "conv-1, turn D1:2: 2 turns have this id; as evidence any of them counts",
