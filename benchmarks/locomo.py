@@ -13,7 +13,6 @@ quotes; which conversation is its first is found out by that, so that a file wit
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fields import Fields, as_text
+from benchmarks.fields import Fields, as_text, parsed
 from benchmarks.questions import NOT_MENTIONED, Conversation, Fact, Problem, Question, Report, refuse
 from lychee_local import Message
 from lychee_local.errors import BadInput
@@ -88,13 +87,7 @@ def _items(path: Path) -> list[Fields]:
 
 
 def _list(path: Path) -> list[Any]:
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start} is not UTF-8 text; save the file as UTF-8") from error
-    except json.JSONDecodeError as error:
-        advice = "one object on each line is the layout lines" if error.msg == "Extra data" else "is the file complete?"
-        raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}; {advice}") from error
+    value = parsed(path.read_bytes(), str(path), "is the file complete? one object on each line is the layout lines")
     if not isinstance(value, list) or not value:
         raise ValueError(f"{path}: not a list of conversations; LoCoMo's file begins with [")
     return value

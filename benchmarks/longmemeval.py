@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from datetime import datetime
 from io import BufferedReader
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -117,17 +118,17 @@ def _conversation(name: str, item: Fields, on_problem: Report) -> Conversation:
 def _sessions(name: str, item: Fields, on_problem: Report) -> list[tuple[str, datetime | None, list[Any]]]:
     """Name, date and turns of each session, the oldest first, or as in the file where one has no date."""
     turns, ids = item.items("haystack_sessions"), item.texts("haystack_session_ids")
-    if len(turns) != len(ids):
-        raise ValueError(f"{name}: {len(turns)} haystack_sessions, but {len(ids)} haystack_session_ids; name each one")
-    dates = item.values.get("haystack_dates") or []
-    dates = [*dates, *[None] * (len(ids) - len(dates))]
+    dates = item.items("haystack_dates") if item.values.get("haystack_dates") else [None] * len(ids)
+    if not len(turns) == len(ids) == len(dates):
+        counts = f"{len(turns)} haystack_sessions, {len(ids)} haystack_session_ids, {len(dates)} haystack_dates"
+        raise ValueError(f"{name}: {counts}; give each session an id, and a date or null")
     found: dict[str, tuple[str, datetime | None, list[Any]]] = {}
-    for session, date, said in zip(ids, dates, turns, strict=False):
+    for session, date, said in zip(ids, dates, turns, strict=True):
         if not isinstance(said, list):
             raise ValueError(f"{name}, session {session}: not a list of turns; write [] for none")
         unique = session
         if session in found:
-            unique = f"{session}#{sum(each.partition('#')[0] == session for each in found) + 1}"
+            unique = next(new for n in count(2) if (new := f"{session}#{n}") not in found)
             on_problem(Problem(f"{name}, session {session}", f"its id is there twice; this one is called {unique}"))
         if not said:
             on_problem(Problem(f"{name}, session {unique}", "a session without turns; it is left out"))
@@ -137,7 +138,8 @@ def _sessions(name: str, item: Fields, on_problem: Report) -> list[tuple[str, da
     dated = [(at, session) for session in sessions if (at := session[1]) is not None]
     if len(dated) < len(sessions):
         return sessions
-    return [session for _, session in sorted(dated, key=lambda each: each[0])]
+    # By the clock: a date with an offset and one without cannot be compared.
+    return [session for _, session in sorted(dated, key=lambda each: each[0].replace(tzinfo=None))]
 
 
 def _date(value: object, where: str, on_problem: Report) -> datetime | None:

@@ -260,7 +260,14 @@ def instance(**changed: Any) -> dict[str, Any]:
         (["q"], "instance 1: not an object but a text; the layout longmemeval has question_id"),
         ([instance(answer=None, question_type=None)], "instance 1: no question_type, answer; the layout longmemeval"),
         ([instance(answer=["a"])], "instance 1: answer is a list; write a text"),
-        ([instance(haystack_session_ids=["s", "t"])], "q: 1 haystack_sessions, but 2 haystack_session_ids"),
+        (
+            [instance(haystack_session_ids=["s", "t"])],
+            "q: 1 haystack_sessions, 2 haystack_session_ids, 1 haystack_dates",
+        ),
+        (
+            [instance(haystack_dates=["2024-05-01"] * 2)],
+            "2 haystack_dates; give each session an id, and a date or null",
+        ),
         ([instance(haystack_sessions=["I sold it"])], "q, session s: not a list of turns"),
         ([instance(haystack_sessions=[[{"role": "user"}]])], "q, turn s:1: no content; the layout longmemeval has"),
         ([instance(haystack_sessions={})], "instance 1: haystack_sessions is not a list but an object"),
@@ -272,6 +279,22 @@ def test_bad_longmemeval(tmp_path: Path, content: object, message: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is compared below, as it stands
         everything("longmemeval", tmp_path / "data.json")
     assert message in str(error.value)
+
+
+def test_sessions_in_odd_orders_and_names(tmp_path: Path) -> None:
+    said = [[{"role": "user", "content": f"I said {number}."}] for number in range(4)]
+    dates = ["2024-05-04T10:00+09:00", "2024-05-03 11:00", "2024-05-02", "2024-05-01"]
+    names = ["s", "s#2", "s", "s"]
+    odd = instance(haystack_sessions=said, haystack_session_ids=names, haystack_dates=dates)
+    (tmp_path / "data.json").write_text(json.dumps([odd]))
+    (conversation,), problems = everything("longmemeval", tmp_path / "data.json")
+    assert [(m.session, m.text) for m in conversation.messages] == [
+        ("s#4", "I said 3."),
+        ("s#3", "I said 2."),
+        ("s#2", "I said 1."),
+        ("s", "I said 0."),
+    ]
+    assert len(problems) == 2
 
 
 def test_dates_may_be_missing_altogether(tmp_path: Path) -> None:
@@ -349,7 +372,7 @@ def test_bad_lines(tmp_path: Path, content: str, message: str) -> None:
     ("layout", "given", "message"),
     [
         ("locomo", "longmemeval", "conversation 1: no sample_id, .* this looks like the layout longmemeval"),
-        ("locomo", "lines", "line 2: not JSON: Extra data; one object on each line is the layout lines"),
+        ("locomo", "lines", "not JSON: Extra data behind .* one object on each line is the layout lines"),
         ("longmemeval", "locomo", "instance 1: no question_id, .* this looks like the layout locomo"),
         ("longmemeval", "lines", "not a list of instances"),
         ("lines", "locomo", "line 1: a list; a file that is one has the layout locomo or longmemeval"),
@@ -377,6 +400,34 @@ def test_damaged_files(tmp_path: Path, layout: str) -> None:
             everything(layout, path)
     with pytest.raises(FileNotFoundError):
         everything(layout, tmp_path / "none.json")
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each list and object within a value, with each of its keys."""
+    for key in value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0):
+        yield value, key
+        yield from places(value[key])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whatever_stands_anywhere_is_read_or_refused(tmp_path: Path, layout: str) -> None:
+    path, text = tmp_path / "data", (DATA / FILES[layout]).read_text()
+    whole = [json.loads(line) for line in text.splitlines() if line] if layout == "lines" else json.loads(text)
+    refused = Counter[bool]()
+    for holder, key in places(whole):
+        kept = holder[key]
+        for other in (None, 3, True, "", "\x01", [[]], ["x", 3], {"x": None}):
+            holder[key] = other
+            path.write_text("\n".join(map(json.dumps, whole)) if layout == "lines" else json.dumps(whole))
+            try:
+                read_all, _ = everything(layout, path)
+            except ValueError:
+                refused[True] += 1
+            else:
+                refused[False] += 1
+                assert all(q.text and q.answer and q.category for c in read_all for q in c.questions)
+        holder[key] = kept
+    assert min(refused.values()) > 100
 
 
 def test_there_is_no_such_layout() -> None:
