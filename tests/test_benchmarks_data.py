@@ -427,7 +427,7 @@ def test_whatever_stands_anywhere_is_read_or_refused(tmp_path: Path, layout: str
                 refused[False] += 1
                 assert all(q.text and q.answer and q.category for c in read_all for q in c.questions)
         holder[key] = kept
-    assert min(refused.values()) > 100
+    assert min(refused[True], refused[False]) > 50
 
 
 def test_there_is_no_such_layout() -> None:
