@@ -413,10 +413,11 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 def test_whatever_stands_anywhere_is_read_or_refused(tmp_path: Path, layout: str) -> None:
     path, text = tmp_path / "data", (DATA / FILES[layout]).read_text()
     whole = [json.loads(line) for line in text.splitlines() if line] if layout == "lines" else json.loads(text)
+    others: tuple[object, ...] = (None, 3, True, "", "\x01", [[]], ["x", 3], {"x": None})
     refused = Counter[bool]()
     for holder, key in places(whole):
         kept = holder[key]
-        for other in (None, 3, True, "", "\x01", [[]], ["x", 3], {"x": None}):
+        for other in others:
             holder[key] = other
             path.write_text("\n".join(map(json.dumps, whole)) if layout == "lines" else json.dumps(whole))
             try:
