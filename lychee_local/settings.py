@@ -11,6 +11,7 @@ from lychee_local.errors import BadInput
 Mode = Literal["lychee", "chain", "lychee+chain"]
 Gate = Literal["multiply", "relevance", "consistency", "weighted"]
 ChainContext = Literal["concatenated", "last", "mean"]
+Planner = Literal["auto", "llm", "rules", "none"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 # What an embedder is calibrated to: the length of the segments that the method's authors report (2608.12990).
@@ -122,9 +123,9 @@ class RecallSettings:
     # selected.
     mode: Mode = "lychee"
     chain: ChainSettings = field(default_factory=ChainSettings)
-    # "auto": `ask` plans with the LLM, which it needs anyway; `recall` plans by rules, so that it answers at once and
-    # works where no LLM does.
-    planner: Literal["auto", "llm", "rules", "none"] = "auto"
+    # "auto": `ask`, which needs the LLM anyway, plans with it where the rules are unsure of the question's wording
+    # (`Plan.doubts`); `recall` plans by rules, so that it answers at once and works where no LLM does.
+    planner: Planner = "auto"
     # The paper's four channels, and words: BM25 finds what a small embedder misses; fusing both ranks beats either.
     channels: tuple[str, ...] = ("records", "nodes", "temporal", "turns", "lexical")
     selection: Literal["full", "none"] = "full"
@@ -147,6 +148,7 @@ class RecallSettings:
 
     def __post_init__(self) -> None:
         _one_of("mode", self.mode, MODES)
+        _one_of("planner", self.planner, get_args(Planner))
 
 
 @dataclass(frozen=True, slots=True)
