@@ -22,11 +22,11 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 
 from benchmarks import construction, encoders, evidence, locomo, segments
+from benchmarks.questions import warn
 from benchmarks.vectors import StoredVectors
 from lychee_local import Memory, Settings, __version__
 from lychee_local.cards import default_home
 from lychee_local.errors import LycheeError
-from lychee_local.intake import read_locomo
 from lychee_local.settings import EncodeSettings
 
 # The embedder under which facts count as covered, and at which the thresholds are looked at.
@@ -94,9 +94,9 @@ def _run(options: argparse.Namespace) -> dict[str, object]:
     found: list[evidence.Found] = []
     options.out.mkdir(parents=True, exist_ok=True)
     with (options.out / f"{options.method}.jsonl").open("w", encoding="utf-8") as lines:
-        for conversation in locomo.load(options.data, options.conversations):
+        for conversation in locomo.read(options.data, options.conversations, on_problem=warn):
             with _open(options, conversation.id, settings) as memory:
-                memory.remember(read_locomo(options.data, conversation.id))
+                memory.remember(conversation.messages)
                 memory.flush()
                 found_here = evidence.measure(memory, conversation, budget=options.budget, k=options.k)
             for f in found_here:
@@ -129,9 +129,10 @@ def _construct(options: argparse.Namespace) -> dict[str, object]:
     embedder = _stored_vectors(options)
     rows: dict[str, construction.Measured] = {}
     with (options.out / "faults.jsonl").open("w", encoding="utf-8") as lines:
-        for conversation in locomo.load(options.data, options.conversations):
-            messages = read_locomo(options.data, conversation.id)
-            built = encoders.build(conversation.id, messages, setup, options.out, embedder=embedder, models_home=home)
+        for conversation in locomo.read(options.data, options.conversations, on_problem=warn):
+            built = encoders.build(
+                conversation.id, conversation.messages, setup, options.out, embedder=embedder, models_home=home
+            )
             rows[conversation.id], faults = construction.measure(built, conversation.facts, embedder.embed)
             for fault in faults:
                 line = {"fault": fault.kind, "found": fault.found, "record": fault.record.text}
@@ -145,13 +146,12 @@ def _construct(options: argparse.Namespace) -> dict[str, object]:
 def _segments(options: argparse.Namespace) -> dict[str, object]:
     options.out.mkdir(parents=True, exist_ok=True)
     embedder = _stored_vectors(options)
-    conversations = locomo.load(options.data, options.conversations)
-    messages = {c.id: read_locomo(options.data, c.id) for c in conversations}
+    conversations = tuple(locomo.read(options.data, options.conversations, on_problem=warn))
     rows: dict[str, dict[str, object]] = {}
     for way, settings in segments.ways(options.threshold).items():
         cuts = [
             segments.cut(
-                c, messages[c.id], way, settings, options.out, embedder=embedder, budget=options.budget, k=options.k
+                c, c.messages, way, settings, options.out, embedder=embedder, budget=options.budget, k=options.k
             )
             for c in conversations
         ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from benchmarks.locomo import Conversation, Question
+from benchmarks.questions import Conversation, Question
 from lychee_local import ChainSettings, Memory, RecallSettings, Settings
 from lychee_local.types import Evidence
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks import evidence
-from benchmarks.locomo import Conversation
+from benchmarks.questions import Conversation
 from lychee_local import Memory, Message
 from lychee_local.backends import Embedder
 from lychee_local.settings import SegmentSettings

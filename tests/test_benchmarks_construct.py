@@ -16,12 +16,12 @@ from benchmarks.__main__ import main
 from benchmarks.construction import Built, Measured, measure
 from benchmarks.encoders import Setup, build, claim
 from benchmarks.faults import Heard, lower_case, unresolved_date, wrong_speaker
-from benchmarks.locomo import Fact, load
+from benchmarks.locomo import read
+from benchmarks.questions import Fact
 from benchmarks.vectors import StoredVectors
 from lychee_local import Message
 from lychee_local.backends import Vectors
 from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, Reply
-from lychee_local.intake import read_locomo
 from lychee_local.settings import SegmentSettings
 from lychee_local.types import Record, Segment, Turn, Usage
 
@@ -343,14 +343,13 @@ def locomo_file(path: Path) -> Path:
 @pytest.mark.parametrize(("way", "count", "reason"), [("eager", 4, "eager"), ("0.99", 1, "session_flush")])
 def test_cuts(tmp_path: Path, way: str, count: int, reason: str) -> None:
     data = locomo_file(tmp_path / "data.json")
-    (conversation,) = load(data)
-    messages = read_locomo(data, "conv-1")
+    (conversation,) = read(data)
 
     def run(said: Sequence[Message]) -> segments.Cut:
         settings = segments.ways([0.99])[way]
         return segments.cut(conversation, said, way, settings, tmp_path, embedder=EMBEDDER, budget=1_800, k=60)
 
-    row = segments.row([run(messages)])
+    row = segments.row([run(conversation.messages)])
     assert (row["segments"], row["turns_per_segment"], row["reasons"]) == (count, 4 / count, {reason: count})
     assert (row["records"], row["questions"]) == (4, 2)
     assert row["evidence_recall"] == {"all": 100.0, "single": 100.0, "temporal": 100.0}
