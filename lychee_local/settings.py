@@ -129,6 +129,7 @@ class RecallSettings:
     # The paper's four channels, and words: BM25 finds what a small embedder misses; fusing both ranks beats either.
     channels: tuple[str, ...] = ("records", "nodes", "temporal", "turns", "lexical")
     selection: Literal["full", "none"] = "full"
+    coverage: bool = True  # the first places go to the best of every route
     windows: bool = True
     k: int = 15
     rrf_constant: float = 60.0
@@ -145,6 +146,9 @@ class RecallSettings:
     # The paper orders by relevance; in the order of time a small model sees what is still true (benchmarks/LOG.md,
     # "Order of the evidence").
     evidence_order: Literal["relevance", "time"] = "time"
+    # What code tells the answer model of time: dates behind "yesterday" and the like, and when an item was said.
+    evidence_dates: bool = True
+    evidence_said: bool = True
 
     def __post_init__(self) -> None:
         _one_of("mode", self.mode, MODES)
