@@ -20,7 +20,7 @@ NAMES = "rule, local:CARD, or http://127.0.0.1:PORT/v1#MODEL"
 
 
 def open_judge(name: str, *, models_home: Path | None = None, timeout: float = 120.0) -> Judge:
-    """The judge called `name`. A model is looked for now and loaded when the first answer comes; a server is asked then.
+    """The judge called `name`. A model is looked for now, but loaded when the first answer comes.
 
     Raises:
         BadInput: no judge is called so, the card is no LLM's, or the server is not on this machine.
@@ -44,9 +44,9 @@ def require_other_model(
 ) -> None:
     """Refuse that a model judges its own answers, unless the caller allows the `same`.
 
-    `answered_by` is the name of the answer model, None where no model answered, and `digest` the SHA-256 of its weights.
-    Two models are taken for one if their weights are, or if one's name begins with the other's: a server calls a model
-    by its file, and a card by the file's stem without the quantisation.
+    `answered_by` is the name of the answer model, None where no model answered, and `digest` its weights' SHA-256. Where
+    both digests are known they decide; else two models are taken for one if one's name begins with the other's, because
+    a server calls a model by its file, and a card by the beginning of that.
 
     Raises:
         BadInput: it is the same model.

@@ -20,13 +20,8 @@ from lychee_local.types import DateSpan
 _GENEROUS = 0.5
 _RUBRIC = 0.25
 
-_NUMERALS = {
-    word: str(number)
-    for number, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-        " eighteen nineteen twenty".split()
-    )
-}
+_NUMERALS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+             "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty")  # fmt: skip
 _NUMERAL = re.compile(rf"\b(?:{'|'.join(_NUMERALS)})\b")
 _COUNT = re.compile(r"\b(\d{1,4}) (day|week|month|year)s?\b")
 
@@ -78,7 +73,7 @@ def _is_right(case: Case) -> bool:
 def _plain(text: str) -> str:
     """In lower case, of one width, with straight apostrophes, single blanks, and numbers up to twenty as digits."""
     folded = " ".join(unicodedata.normalize("NFKC", text).casefold().replace("’", "'").split())
-    return _NUMERAL.sub(lambda match: _NUMERALS[match[0]], folded)
+    return _NUMERAL.sub(lambda match: str(_NUMERALS.index(match[0])), folded)
 
 
 def _dated(text: str) -> tuple[list[DateSpan], str]:
