@@ -107,7 +107,13 @@ class Agreement:
     def row(self) -> dict[str, object]:
         """For JSON."""
         kinds = {kind: _row(counts) for kind, counts in self.of.items()}
-        return {"judge": self.judge, "version": self.version, "labels": self.labels, **_row(self.all), "kinds": kinds}
+        return {
+            "judge": self.judge,
+            "version": self.version,
+            "labels_sha256": self.labels,
+            **_row(self.all),
+            "kinds": kinds,
+        }
 
     def show(self) -> None:
         """A table, kind by kind."""

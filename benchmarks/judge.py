@@ -307,8 +307,8 @@ class ModelJudge:
         except (PromptTooLong, GenerationFailed) as error:
             return Verdict(None, error=f"the judge {self.name} failed: {error}")
         correct = read(case.kind, completion.text, complete=completion.finish == "stop")
-        error = "" if correct is not None else self._no_verdict(case.kind, completion)
-        return Verdict(correct, completion.text, completion.usage, error)
+        problem = "" if correct is not None else self._no_verdict(case.kind, completion)
+        return Verdict(correct, completion.text, completion.usage, problem)
 
     def close(self) -> None:
         """Free the model, if one was opened. The next case opens it again."""

@@ -44,9 +44,9 @@ def require_other_model(
 ) -> None:
     """Refuse that a model judges its own answers, unless the caller allows the `same`.
 
-    `answered_by` is the name of the answer model, None where no model answered, and `digest` its weights' SHA-256. Where
-    both digests are known they decide; else two models are taken for one if one's name begins with the other's, because
-    a server calls a model by its file, and a card by the beginning of that.
+    `answered_by` is the name of the answer model, None where no model answered, and `digest` the SHA-256 of its
+    weights. Where both digests are known they decide. Else two models are taken for one if one's name begins with the
+    other's, because a server calls a model by its file, and a card by the beginning of that.
 
     Raises:
         BadInput: it is the same model.

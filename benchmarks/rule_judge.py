@@ -23,6 +23,7 @@ _RUBRIC = 0.25
 _NUMERALS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
              "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty")  # fmt: skip
 _NUMERAL = re.compile(rf"\b(?:{'|'.join(_NUMERALS)})\b")
+_WORD = re.compile(r"\w+")
 _COUNT = re.compile(r"\b(\d{1,4}) (day|week|month|year)s?\b")
 
 _REFUSAL = re.compile(
@@ -65,9 +66,9 @@ def _is_right(case: Case) -> bool:
     answer_days, _ = _dated(answer)
     if not all(any(_inside(said, day) for said in answer_days) for day in days):
         return False
-    wanted = _words(gold_rest)
+    wanted = _wanted(gold_rest)
     needed = {"locomo": _GENEROUS, "preference": _RUBRIC}.get(case.kind, 1.0)
-    return not wanted or len(wanted & _words(answer)) >= needed * len(wanted)
+    return not wanted or len(wanted & _said(answer)) >= needed * len(wanted)
 
 
 def _plain(text: str) -> str:
@@ -89,9 +90,14 @@ def _inside(said: DateSpan, day: DateSpan) -> bool:
     return day.start <= said.start and said.end <= day.end
 
 
-def _words(text: str) -> set[str]:
-    """The terms, or all words where there is none: "yes" and "no" are stop words."""
-    return set(terms(text)) or set(re.findall(r"\w+", text))
+def _said(text: str) -> set[str]:
+    """What an answer is found to hold: its terms, and its words as they stand."""
+    return {*terms(text), *_WORD.findall(text)}
+
+
+def _wanted(text: str) -> set[str]:
+    """The terms of a reference, or its words where it has none: "yes" and "no" are stop words."""
+    return set(terms(text)) or set(_WORD.findall(text))
 
 
 def _off_by_one(answer: str, gold: str) -> str:
