@@ -167,7 +167,7 @@ is incomplete, or that something else was said but not what is asked.
 - Wrong: it answers the QUESTION as if the conversations told, or guesses.""",
     "locomo": """\
 - Be generous. The ANSWER may be much longer than the GOLD_ANSWER and worded in another way or language. It is CORRECT \
-if it meets the same point as the GOLD_ANSWER.
+if it tells of the same thing as the GOLD_ANSWER, also where it tells more or less of it.
 - Times: CORRECT if it means the same day or the same period, in any format, also as a relative expression such as \
 "the Friday before".
 - WRONG if it names another person, thing, day or period, misses the point, or says that it does not know.""",
@@ -241,7 +241,8 @@ PROMPTS_VERSION = _version()
 # --- what comes back --------------------------------------------------------------------------------------------------
 
 _THOUGHT = re.compile(r"<think>.*?</think>", re.S)
-_FIRST = re.compile(r"[\W_]*(yes|no)\b", re.I)
+# "No verdict is possible" begins with "no" and says none: behind a "no" comes a sign, a new line or the end.
+_FIRST = re.compile(r"[\W_]*(yes\b|no(?=[^\S\n]*(?:[^\w\s]|\n|$)))", re.I)
 _LAST = re.compile(r"\b(yes|no)[\W_]*$", re.I)
 _LABEL = re.compile(r"""["']label["']\s*:\s*["'](CORRECT|WRONG)["']""", re.I)
 _BARE_LABEL = re.compile(r"\b(CORRECT|WRONG)\b")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import json
+import re
 import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from lychee_local.errors import BadInput, GenerationFailed
 from lychee_local.types import ChatMessage, Completion, Purpose, Usage
 
 _LARGEST = 1 << 20  # bytes of a reply
+_UNSENDABLE = re.compile(r"[^!-~]")  # in a path of HTTP
 
 
 class _Message(BaseModel):
@@ -152,7 +154,7 @@ def _local(address: str) -> tuple[str, int, str]:
         host, port = parts.hostname or "", parts.port or 80
     except ValueError as error:
         raise BadInput(f"{address!r} is no address: {error}", hint=hint) from error
-    if parts.scheme != "http" or not host or parts.query or parts.fragment:
+    if parts.scheme != "http" or not host or parts.query or parts.fragment or _UNSENDABLE.search(address):
         raise BadInput(f"{address!r} is no address of a server", hint=hint)
     if not _is_this_machine(host):
         raise BadInput(f"{host} is another machine, and conversations do not leave this one", hint=hint)

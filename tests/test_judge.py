@@ -145,6 +145,10 @@ def test_the_version_changes_with_a_prompt(monkeypatch: pytest.MonkeyPatch) -> N
         ("<think>No, it says Pepper, yes", False, None),  # cut while it thinks
         ("The answer could be no", False, None),  # cut: it may go on
         ("There is no doubt about it.", True, None),  # its "no" is no verdict
+        ("No verdict is possible.", True, None),
+        ("No\nIt names another cat.", True, False),
+        ("Yes it does", True, True),
+        ("no", False, False),
         ("Yes and no.", True, None),
         ("yes\nno", True, None),
         ("Yesterday", True, None),
@@ -448,7 +452,14 @@ def test_other_machines_are_refused(address: str) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["https://127.0.0.1/v1", "ftp://127.0.0.1/v1", "http:///v1", "http://127.0.0.1:99999/v1", "http://[::1/v1"],
+    [
+        "https://127.0.0.1/v1",
+        "ftp://127.0.0.1/v1",
+        "http:///v1",
+        "http://127.0.0.1:99999/v1",
+        "http://127.0.0.1/v 1",
+        "http://[::1/v1",
+    ],
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(BadInput, match="is no address"):
