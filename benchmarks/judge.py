@@ -179,9 +179,10 @@ _REFERENCE: dict[Kind, str] = dict.fromkeys(KINDS, "GOLD_ANSWER") | {
 }
 
 _ASK_YES_NO = 'Is the ANSWER right by these rules? Reply "yes" or "no" and nothing else.'
+# No object is shown: a small model copies its placeholder for the reason.
 _ASK_LABEL = """\
-Is the ANSWER CORRECT or WRONG by these rules? Reply with one JSON object and nothing else: \
-{"reason": "one short sentence", "label": "CORRECT" or "WRONG"}"""
+Is the ANSWER CORRECT or WRONG by these rules? Reply with a JSON object and nothing else. Its "reason" says in one \
+short sentence how the ANSWER compares with the GOLD_ANSWER, and then its "label" is "CORRECT" or "WRONG"."""
 
 
 class YesNo(RootModel[Literal["yes", "no"]]):
