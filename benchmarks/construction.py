@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from benchmarks.faults import Heard, lower_case, unresolved_date, wrong_speaker
-from benchmarks.locomo import Fact
+from benchmarks.questions import Fact
 from lychee_local import rules
 from lychee_local.backends import Vectors
 from lychee_local.prose import statements

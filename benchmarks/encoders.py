@@ -15,10 +15,10 @@ from typing import Literal, get_args
 
 from benchmarks import plain
 from benchmarks.construction import Built
-from lychee_local import Memory, Message, Settings, cards, pull
+from benchmarks.models import load
+from lychee_local import Memory, Message, Settings
 from lychee_local.backends import LLM, Embedder
-from lychee_local.backends.load import load_embedder, load_llm
-from lychee_local.errors import ModelMissing
+from lychee_local.backends.load import load_llm
 from lychee_local.settings import EncodeSettings
 from lychee_local.types import Progress
 
@@ -67,11 +67,6 @@ def claim(folder: Path, setup: Setup) -> None:
     kept.write_text(json.dumps(mine) + "\n", encoding="utf-8")
 
 
-def embedder(name: str, models_home: Path) -> Embedder:
-    card = cards.card(name, models_home)
-    return load_embedder(card, _path(card, models_home))
-
-
 def build(
     name: str,
     messages: Sequence[Message],
@@ -105,7 +100,7 @@ def build(
             turns = {s.id: memory.turns(s.session)[s.start : s.end + 1] for s in memory.segments()}
             records, usage = plain.encode_all(
                 {s.id: (s, turns[s.id]) for s in memory.segments()},
-                lambda: llm or _load(setup.encoder, models_home),
+                lambda: llm or load(setup.encoder, models_home, load_llm),
                 folder / f"{name}.plain.jsonl",
                 width=setup.width,
                 max_tokens=setup.settings.max_output_tokens,
@@ -149,15 +144,3 @@ def _encoded(name: str, progress: Progress, watch: _Watch) -> None:
 def _say(name: str, segment: str, watch: _Watch) -> None:
     watch.lap(segment)
     print(f"{name}: {segment}, {watch.total:.0f} s", file=sys.stderr, flush=True)
-
-
-def _load(name: str, models_home: Path) -> LLM:
-    card = cards.card(name, models_home)
-    return load_llm(card, _path(card, models_home))
-
-
-def _path(card: cards.Card, models_home: Path) -> Path:
-    path = pull.locate(card, models_home)
-    if path is None:
-        raise ModelMissing(f"{card.name} is not on this machine", hint=f"lychee models pull {card.name}")
-    return path

@@ -39,13 +39,16 @@ class Reply:
 # --- the evidence block (5.12) ---------------------------------------------------------------------------------------
 
 
-def serialise(evidence: Sequence[Evidence], *, order: Order = "relevance") -> str:
+def serialise(
+    evidence: Sequence[Evidence], *, order: Order = "relevance", dated: bool = True, said: bool = True
+) -> str:
     """The evidence as two blocks of numbered, quoted items: records, then raw passages. Items of a chain come before
     them, each chain as a block of its own, in the order in which they joined.
 
     Numbers are places in `evidence`, from 1, whatever the order. A record whose source turns all stand in a shown
     passage becomes a line of that passage, so that nothing is shown, or counted, twice. `order` is best first, or
-    oldest first with undated items last.
+    oldest first with undated items last. Without `dated` no date is written out, without `said` no item says when it
+    was said.
     """
     numbered = list(enumerate(evidence, 1))
     raw = [(n, e) for n, e in numbered if e.kind != "record"]
@@ -58,7 +61,8 @@ def serialise(evidence: Sequence[Evidence], *, order: Order = "relevance") -> st
     if order == "time":
         alone.sort(key=_when)
         raw.sort(key=_when)
-    lines = {n: _record_lines(n, e) for n, e in alone} | {n: _passage_lines(n, e, homes.get(n, ())) for n, e in raw}
+    lines = {n: _record_lines(n, e, dated, said) for n, e in alone}
+    lines |= {n: _passage_lines(n, e, homes.get(n, ()), dated, said) for n, e in raw}
     chains = sorted({e.chain for e in evidence if e.chain})
     blocks = [("chain", [lines[n] for n, e in numbered if e.chain == chain and n in lines]) for chain in chains]
     blocks += [("memories", [lines[n] for n, e in alone if not e.chain])]
@@ -73,17 +77,18 @@ def _when(item: tuple[int, Evidence]) -> tuple[bool, datetime, int]:
     return e.said is None, (e.said or datetime.min).replace(tzinfo=None), n
 
 
-def _record_lines(n: int, e: Evidence) -> str:
-    when = f"\n  Date: {_dates(e)}" if e.dates else ""
-    said = f"\n  Mentioned: {_day(e.said)}" if e.said is not None and not e.dates else ""
-    return f"[{n}] ({e.memory_type}) {_line(e.text)}{when}{said}"
+def _record_lines(n: int, e: Evidence, dated: bool, said: bool) -> str:
+    when = f"\n  Date: {_dates(e)}" if dated and e.dates else ""
+    mentioned = f"\n  Mentioned: {_day(e.said)}" if said and e.said is not None and not when else ""
+    return f"[{n}] ({e.memory_type}) {_line(e.text)}{when}{mentioned}"
 
 
-def _passage_lines(n: int, e: Evidence, records: Sequence[tuple[int, Evidence]]) -> str:
-    head = f"[{n}]" + (f" Mentioned: {_day(e.said)}" if e.said is not None else "")
-    said = e.said.date() if e.said is not None else None
-    lines = [f"  {_line(dates.annotate(line, said))}" for line in e.text.splitlines() if line.strip()]
-    lines += [f"  [{m}] Noted: {_line(r.text)}" + (f" Date: {_dates(r)}" if r.dates else "") for m, r in records]
+def _passage_lines(n: int, e: Evidence, records: Sequence[tuple[int, Evidence]], dated: bool, said: bool) -> str:
+    head = f"[{n}]" + (f" Mentioned: {_day(e.said)}" if said and e.said is not None else "")
+    day = e.said.date() if dated and e.said is not None else None
+    lines = [f"  {_line(dates.annotate(line, day))}" for line in e.text.splitlines() if line.strip()]
+    for m, r in records:
+        lines.append(f"  [{m}] Noted: {_line(r.text)}" + (f" Date: {_dates(r)}" if dated and r.dates else ""))
     return "\n".join((head, *lines))
 
 
@@ -144,6 +149,7 @@ STYLE_RULES: dict[Style, str] = {
     "chat": "Answer in one to three full sentences. Behind each sentence put the number of the memory it comes from, "
     "like this: Ana was in Rome in May [2].",
 }
+AS_SHIPPED = RecallSettings()
 ADVICE_RULE = "This question wants advice: begin with the preferences and habits in the memories, then advise."
 
 
@@ -155,12 +161,15 @@ def answer_messages(
     prompt_style: Literal["full", "compact"],
     now: datetime | None = None,
     question_type: QuestionType = "single",
-    order: Order = "relevance",
+    settings: RecallSettings = AS_SHIPPED,
 ) -> tuple[ChatMessage, ...]:
     """The answer prompt: the fixed rules first, so that their prefix is reused; the question last."""
     rules = (COMPACT_RULES if prompt_style == "compact" else FULL_RULES).format(nothing=NOTHING_FOUND)
     asked = " ".join(fence.quoted(question).split())
-    parts = [serialise(evidence, order=order)]
+    shown = serialise(
+        evidence, order=settings.evidence_order, dated=settings.evidence_dates, said=settings.evidence_said
+    )
+    parts = [shown]
     if now is not None:
         parts.append(f"Today is {_day(now)}, {now:%A}.")
     if question_type == "personalized_advice":
@@ -204,7 +213,7 @@ def answer(
             prompt_style=llm.prompt_style,
             now=now,
             question_type=question_type,
-            order=settings.evidence_order,
+            settings=settings,
         )
 
     kept = _fitting(messages, len(evidence), llm, settings.answer_output_tokens)

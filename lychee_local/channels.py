@@ -147,7 +147,7 @@ class _Search:
         self.node_budget = max(1, int(max(3 * depth, 30) * self.strategy.node))
         self.record_budget = max(1, int(max(3 * depth, 30) * self.strategy.record))
         self.turn_budget = max(1, int(max(depth, 20) * self.strategy.turn))
-        texts = list(dict.fromkeys(text for route in plan.routes for text in plan.variants(route)))
+        texts = plan.texts
         self.hits: dict[Field, dict[str, list[VectorHit]]] = {
             "records": self._vector_hits("records", texts, vectors, self.record_budget),
             "nodes": self._vector_hits("nodes", texts, vectors, 4 * self.node_budget),

@@ -26,6 +26,7 @@ from lychee_local.accounting import GROUPINGS
 from lychee_local.cli_encode import interruptible, language_model, opened
 from lychee_local.errors import BadInput, LycheeError
 from lychee_local.options import (
+    Explain,
     Home,
     Items,
     Json,
@@ -207,9 +208,7 @@ def recall(
     since: Since = None,
     until: Until = None,
     mode: Mode = "lychee",
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show what each step found, kept and dropped, why, and how long it took.")
-    ] = False,
+    explain: Explain = False,
     user: User = "default",
     home: Home = None,
     profile: Profile = "laptop",
@@ -240,6 +239,7 @@ def ask(
     until: Until = None,
     mode: Mode = "lychee",
     short: Annotated[bool, typer.Option("--short", help="A phrase instead of a sentence.")] = False,
+    explain: Explain = False,
     llm: Llm = None,
     user: User = "default",
     home: Home = None,
@@ -259,11 +259,13 @@ def ask(
             scope=scope,
             style="short" if short else "chat",
             on_text=screen.stream if live else None,
+            explain=explain,
         )
     if as_json:
         screen.print_json(given)
     else:
         screen.answer(given, streamed=live)
+        explanation.explain(given)
 
 
 def _scope(

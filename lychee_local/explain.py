@@ -13,13 +13,13 @@ from rich.text import Text
 
 from lychee_local import screen
 from lychee_local.trace import Fate, Trace
-from lychee_local.types import Chain, Plan, Recall, TimeRange
+from lychee_local.types import Answer, Chain, Plan, Recall, TimeRange
 
 BEST_SHOWN, DROPPED_SHOWN = 3, 30
 _DIGEST = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{16}$")
 
 
-def explain(found: Recall) -> None:
+def explain(found: Recall | Answer) -> None:
     """Print how `found` came about; nothing where it has no trace."""
     if found.trace is None:
         return
@@ -34,6 +34,9 @@ def _plan(plan: Plan) -> None:
     made = {"llm": "by the language model", "rules": "by rules", "none": "none was made"}[plan.source]
     said = f"{plan.question_type}; {made}; looking for {_quoted(plan.target)}"
     screen.out.print(Text.assemble(("\nplan  ", "bold"), said))
+    if plan.doubts:
+        because = "the model was asked, since" if plan.source == "llm" else "rules are unsure here:"
+        screen.out.print(Text(f"  {because} {'; '.join(plan.doubts)}", style="dim"))
     for route in plan.routes:
         parts = ["; ".join(_quoted(text) for text in plan.variants(route))]
         parts += [f"{c.kind}: {screen.one_line(c.value)}" for c in route.constraints]

@@ -210,6 +210,41 @@ def read_locomo(
     return _locomo_messages(document, conversation, on_problem)
 
 
+def locomo_messages(talk: Mapping[str, Any], *, on_problem: Problem | None = None) -> tuple[Message, ...]:
+    """The same of a conversation that has been parsed: `talk` is what its key `conversation` holds.
+
+    Raises:
+        BadInput: a session, and without `on_problem` a turn, that cannot be used, by its place.
+    """
+    numbers = sorted(int(found[1]) for key in talk if (found := re.fullmatch(r"session_([0-9]+)", key)))
+    if odd := [
+        f"session_{number}" for number in numbers if f"session_{number}" not in talk or numbers.count(number) > 1
+    ]:
+        raise BadInput(
+            f"the sessions are numbered in an unusual way: {odd[0]}", hint="name them session_1, session_2, ..."
+        )
+    refs = _Refs()
+    out = []
+    for number in numbers:
+        session = f"session_{number}"
+        turns = talk[session]
+        with _place(session):
+            if not isinstance(turns, list):
+                raise BadInput(f"not a list of turns but {_json_kind(turns)}")
+            at = talk.get(f"{session}_date_time")
+            given = Defaults(session, None if at is None else _when(at))
+        for place, turn in enumerate(turns, 1):
+            where = f"{session}, turn {place}"
+            try:
+                with _place(where):
+                    out.append(refs.settle(_message(_locomo_turn(turn), given), where))
+            except BadInput as problem:
+                if on_problem is None:
+                    raise
+                on_problem(problem)
+    return tuple(out)
+
+
 def _object(raw: bytes) -> dict[str, object]:
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
@@ -275,34 +310,7 @@ def _locomo_messages(
         if conversation is not None:
             problem = f"the input holds no conversation {_SHOWN.repr(conversation)}"
         raise BadInput(problem, hint=f"choose one with --conversation: {', '.join(names)}")
-    talk = document[names.index(conversation)]["conversation"]
-    numbers = sorted(int(found[1]) for key in talk if (found := re.fullmatch(r"session_([0-9]+)", key)))
-    if odd := [
-        f"session_{number}" for number in numbers if f"session_{number}" not in talk or numbers.count(number) > 1
-    ]:
-        raise BadInput(
-            f"the sessions are numbered in an unusual way: {odd[0]}", hint="name them session_1, session_2, ..."
-        )
-    refs = _Refs()
-    out = []
-    for number in numbers:
-        session = f"session_{number}"
-        turns = talk[session]
-        with _place(session):
-            if not isinstance(turns, list):
-                raise BadInput(f"not a list of turns but {_json_kind(turns)}")
-            at = talk.get(f"{session}_date_time")
-            given = Defaults(session, None if at is None else _when(at))
-        for place, turn in enumerate(turns, 1):
-            where = f"{session}, turn {place}"
-            try:
-                with _place(where):
-                    out.append(refs.settle(_message(_locomo_turn(turn), given), where))
-            except BadInput as problem:
-                if on_problem is None:
-                    raise
-                on_problem(problem)
-    return tuple(out)
+    return locomo_messages(document[names.index(conversation)]["conversation"], on_problem=on_problem)
 
 
 def _locomo_turn(turn: object) -> dict[str, object]:

@@ -18,7 +18,7 @@ from typing import Literal, Self
 import numpy as np
 
 from lychee_local import answer as answering
-from lychee_local import chain, channels, intake, plan, rank
+from lychee_local import chain, channels, intake, plan, rank, wording
 from lychee_local.accounting import Grouping, spent
 from lychee_local.backends import LLM, Embedder, Reranker, Vectors
 from lychee_local.cards import default_home
@@ -26,7 +26,7 @@ from lychee_local.consolidation import Budget, Consolidation, ProgressCallback, 
 from lychee_local.engines import Engines
 from lychee_local.errors import BadInput, ModelMissing, there_are
 from lychee_local.segment import Segmenter, closed_exchanges, embedding_text, exchange_text, stored_text
-from lychee_local.settings import Settings
+from lychee_local.settings import Planner, Settings
 from lychee_local.store import (
     ArchiveReport,
     Embedding,
@@ -380,8 +380,7 @@ class Memory:
         """
         planner = self._settings.recall.planner
         planner = "rules" if planner == "auto" else planner
-        record = Recorder() if explain else OFF
-        return self._recall(question, k=k, now=now, scope=scope, planner=planner, record=record)
+        return self._recall(question, k=k, now=now, scope=scope, planner=planner, record=Recorder() if explain else OFF)
 
     def ask(
         self,
@@ -392,8 +391,10 @@ class Memory:
         scope: Scope | None = None,
         style: Literal["short", "chat"] = "chat",
         on_text: Callable[[str], None] | None = None,
+        explain: bool = False,
     ) -> Answer:
-        """Answer `question` from the recalled evidence; `on_text` receives the answer as it is written.
+        """Answer `question` from the recalled evidence; `on_text` receives the answer as it is written. With `explain`
+        the answer has the `trace` of its recall.
 
         Raises:
             BadInput: a blank question.
@@ -406,7 +407,9 @@ class Memory:
                 hint="use recall, or open it with a profile that has an LLM",
             )
         planner = self._settings.recall.planner
-        found = self._recall(question, k=k, now=now, scope=scope, planner="llm" if planner == "auto" else planner)
+        found = self._recall(
+            question, k=k, now=now, scope=scope, planner=planner, record=Recorder() if explain else OFF
+        )
         reply = answering.answer(
             found.question,
             found.evidence,
@@ -423,8 +426,11 @@ class Memory:
             reply.text,
             found.evidence,
             reply.cited,
+            found.plan,
             (*found.usage, *calls),
             found.notes + reply.notes,
+            found.chains,
+            found.trace,
         )
 
     def _recall(
@@ -434,7 +440,7 @@ class Memory:
         k: int | None,
         now: datetime | None,
         scope: Scope | None,
-        planner: Literal["llm", "rules", "none"],
+        planner: Planner,
         record: Recorder = OFF,
     ) -> Recall:
         settings = self._settings.recall
@@ -447,8 +453,7 @@ class Memory:
         made, usage = self._plan(question, now, "none" if settings.mode == "chain" else planner)
         usage = tuple(self._log(call) for call in usage)
         record.lap("plan")
-        queries = plan.embedding_queries(made)
-        vectors = dict(zip(queries, self.embed(queries, kind="query"), strict=True))
+        vectors = dict(zip(made.texts, self.embed(made.texts, kind="query"), strict=True))
         record.lap("embed")
         notes: tuple[str, ...] = ()
         if settings.mode == "chain":
@@ -525,12 +530,15 @@ class Memory:
         record.lap("select")
         return chosen, notes
 
-    def _plan(self, question: str, now: datetime | None, planner: str) -> tuple[Plan, tuple[Usage, ...]]:
+    def _plan(self, question: str, now: datetime | None, planner: Planner) -> tuple[Plan, tuple[Usage, ...]]:
         if planner == "none":
-            return plan.plan_without(question), ()
-        if planner == "llm" and (llm := self._engines.llm()) is not None:
-            return plan.plan_with_llm(question, llm=llm, now=now, settings=self._settings.recall)
-        return plan.plan_by_rules(question, speakers=self._store.speakers(), now=now), ()
+            return wording.plan_without(question), ()
+        by_rules = wording.plan_by_rules(question, speakers=self._store.speakers(), now=now)
+        unsure = planner == "llm" or (planner == "auto" and by_rules.doubts)
+        if unsure and (llm := self._engines.llm()) is not None:
+            by_llm, usage = plan.plan_with_llm(question, llm=llm, now=now, settings=self._settings.recall)
+            return replace(by_llm, doubts=by_rules.doubts), usage
+        return by_rules, ()
 
     # --- looking -----------------------------------------------------------------------------------------------------
 

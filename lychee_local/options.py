@@ -30,6 +30,9 @@ NoLLM = Annotated[bool, typer.Option("--no-llm", help="Work without a language m
 Mode = Annotated[
     str, typer.Option("--mode", help="How evidence is found: lychee, chain (turns alone, in chains) or lychee+chain.")
 ]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Show what each step found, kept and dropped, why, and how long it took.")
+]
 Items = Annotated[int | None, typer.Option("-k", help="How many items of evidence.", show_default="15")]
 Now = Annotated[str | None, typer.Option("--now", help="When the question is asked.", show_default="now")]
 Session = Annotated[str | None, typer.Option("--session", help="Only this session.")]

@@ -1,20 +1,21 @@
 """Planning: a question in, a plan out: its type, and the routes of evidence it needs (docs/method.md 4).
 
-Owns the plan's schema, prompts, repair, and the rules that plan without a model. Refuses to search. A model that
-misbehaves costs the plan, never the question: the fallback searches for the question itself and says why.
+Owns what a model is asked for and what is made of its answer: schema, prompts, repair; the rules that plan without one
+are in `wording`. Refuses to search. A model that misbehaves costs the plan, never the question: the fallback searches
+for the question itself and says why.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import date, datetime
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lychee_local import dates, fence, lexicon
+from lychee_local import dates, fence
 from lychee_local.backends import LLM
 from lychee_local.errors import PromptTooLong
 from lychee_local.settings import RecallSettings
@@ -29,6 +30,7 @@ from lychee_local.types import (
     TimeRange,
     Usage,
 )
+from lychee_local.wording import plan_without, time_range, unique
 
 MAX_ROUTES, MAX_QUERIES, MAX_PLAN_QUERIES, MAX_CONSTRAINTS = 8, 8, 16, 12
 CONTEXT_CHARS = 2_000
@@ -212,7 +214,7 @@ def repair(data: Mapping[str, object], question: str) -> Plan:
     conditions = _strings(data.get("evidence_constraints"))
     constraints = _constraints(data.get("constraints"))  # the route's, if the model wrote no route of its own
     when = _time_range(data.get("temporal_filter", data), question, notes)
-    fallback = _unique((question, *queries, target, *conditions))[:MAX_QUERIES]
+    fallback = unique((question, *queries, target, *conditions))[:MAX_QUERIES]
     routes: list[Route] = []
     found = data.get("evidence_routes")
     for entry in found[:MAX_ROUTES] if isinstance(found, list) else ():
@@ -244,15 +246,7 @@ def _string(value: object) -> str:
 
 
 def _strings(value: object) -> tuple[str, ...]:
-    return _unique(_string(item) for item in value) if isinstance(value, list) else ()
-
-
-def _unique(texts: Iterable[str]) -> tuple[str, ...]:
-    seen: dict[str, str] = {}
-    for text in texts:
-        if text:
-            seen.setdefault(text.casefold(), text)
-    return tuple(seen.values())
+    return unique(_string(item) for item in value) if isinstance(value, list) else ()
 
 
 def _constraints(value: object) -> tuple[Constraint, ...]:
@@ -282,144 +276,4 @@ def _time_range(value: object, question: str, notes: list[str]) -> TimeRange | N
     if spans and not dates.find(question, None) and not any(str(span.start.year) in question for span in spans):
         notes.append("the plan's time range is not in the question and was left out")
         return None
-    return _range(ends["since"], ends["until"], notes)
-
-
-def _range(first: DateSpan | None, last: DateSpan | None, notes: list[str]) -> TimeRange | None:
-    since, until = first.start if first else None, last.end if last else None
-    if since is None and until is None:
-        return None
-    if since is not None and until is not None and until < since:
-        notes.append(f"the plan's time range ends before it starts ({since} to {until}) and was left out")
-        return None
-    return TimeRange(since, until)
-
-
-# --- without a model -------------------------------------------------------------------------------------------------
-
-
-def plan_without(question: str, *, note: str = "") -> Plan:
-    """Search for the question itself: type single, one route (4.5)."""
-    route = Route("r1", question, (question,))
-    return Plan(question, "single", (route,), target=question, queries=(question,), source="none", note=note)
-
-
-# Read top to bottom; the first line that matches decides. The Chinese forms cover the same cues.
-_CUES: tuple[tuple[QuestionType, str], ...] = (
-    (
-        "prior_assistant_response",
-        r"\b(did|have|had) you (say|said|tell|told|suggest|recommend|mention|advise|explain|give|given|write|written)"
-        r"|\byou (said|told|suggested|recommended|mentioned|advised|explained|gave|wrote)\b"
-        r"|\byour (answer|suggestion|recommendation|advice|reply|explanation)"
-        r"|你.{0,6}(说过|建议过|推荐过|告诉过|提到过)",
-    ),
-    (
-        "personalized_advice",
-        r"\b(should i|what can i|(could|can) you (recommend|suggest)|(recommend|suggest) (me|some|a)\b"
-        r"|any (advice|tips|ideas|suggestions|recommendations)|give me (some )?(advice|tips|ideas)"
-        r"|help me (choose|decide|pick|plan))"
-        r"|推荐一|给我.{0,4}建议|我应该|我该",
-    ),
-    (
-        "temporal",
-        r"\bwhen\b|\b(what|which) (date|day|month|year|time|week)\b|\bhow long\b|\bhow (many|much) "
-        r"(more )?(days|weeks|months|years|hours|time)\b|\bhow often\b|\b(before|after|earlier|later) or\b"
-        r"|\b(first|earlier|later|most recent(ly)?|last time)\b.*\bor\b|\bhow (old|recently)\b|\bsince when\b"
-        r"|什么时候|何时|哪天|哪一天|几月|哪年|多久|多长时间",
-    ),
-    (
-        "comparison",
-        r"\bcompar|\bdifferen(ce|t)\b.*\b(between|from)\b|\bin common\b|\b(more|less|better|worse|\w+er) than\b"
-        r"|\bsimilar(ity|ities)?\b|\bwhich of\b|\b(prefer|rather)\b.*\bor\b|区别|相比|比较|共同",
-    ),
-    (
-        "aggregate",
-        r"\bhow (many|much)\b|\blist\b|\ball (the|of)\b|\bin total\b|\bwhat (are|were)\b"
-        r"|\b(kinds|types|sorts|names) of\b"
-        r"|\b(what|which) (?!does|is|was|has)(\w+ ){0,2}\w{2,}[^s\W]s (has|have|had|do|does|did|are|were|can|would)\b"
-        r"|\bwhat (has|have|does|do) .* (done|do|been to|visited|read|made|collected) (to|for|with|in)\b"
-        r"|哪些|多少|几个|几次|所有|列出",
-    ),
-)
-_TYPE_CUES = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _CUES)
-
-_OPENING = re.compile(
-    r"^(?:(?:so|and|please|hey|ok|okay)[\s,]+)*(?:(?:can|could|do) you (?:tell me|remember|remind me)\s+)?"
-    r"(?:(?:what|when|where|who|whom|whose|which|why|how(?:\s+(?:long|often))?|is|are|was|were|do|does|did|has|have|had"
-    r"|can|could|would|will|should|might|may)(?:['’](?:s|re|d|ve|ll))?\s+)+",
-    re.IGNORECASE,
-)
-_TWO_EVENTS = re.compile(
-    r"\b(?:between|first|earlier|later|before|longer)\b[,:]?\s+(.{4,}?)\s+(?:and|or)\s+(.{4,}?)[?.!]*$", re.IGNORECASE
-)
-
-
-def plan_by_rules(question: str, *, speakers: Collection[str], now: datetime | None) -> Plan:
-    """Plan by wording alone: type, named speakers, written dates. Deterministic and well under 5 ms.
-
-    Two routes where two speakers are asked for side by side, or two events are compared; else one.
-    """
-    kind: QuestionType = next((kind for kind, cue in _TYPE_CUES if cue.search(question)), "single")
-    named = lexicon.named(question, speakers)
-    notes: list[str] = []
-    when = _written_range(question, now.date() if now is not None else None, notes)
-    statement = _statement(question)
-    constraints = tuple(Constraint("entity", name) for name in named)
-    parts = _parts(question, statement, named, kind)
-    routes = tuple(
-        Route(f"r{i}", part, _unique((part, statement)) if len(parts) == 1 else (part,), constraints, when)
-        for i, part in enumerate(parts, 1)
-    )
-    return Plan(
-        question=question,
-        question_type=kind,
-        routes=routes,
-        target=statement,
-        queries=_unique((question, statement)),
-        constraints=named,
-        when=when,
-        source="rules",
-        note="; ".join(notes),
-    )
-
-
-def _statement(question: str) -> str:
-    """The question without the words that only ask: closer to how its answer was said."""
-    rest = _OPENING.sub("", question.strip()).rstrip("?？!. ")
-    return rest if len(rest.split()) >= 2 or not rest.isascii() else question.strip()
-
-
-def _parts(question: str, statement: str, named: tuple[str, ...], kind: QuestionType) -> tuple[str, ...]:
-    """What has to be found separately: one phrase a route."""
-    if len(named) == 2:
-        joined = re.compile(
-            rf"{re.escape(named[0])}(?:['’]s)?\s*(?:,|and|or|&|和|与|跟)\s*{re.escape(named[1])}(['’]s)?", re.IGNORECASE
-        )
-        hit = joined.search(statement)
-        if hit is not None:
-            own = hit.group(1) or ""
-            return tuple(statement[: hit.start()] + name + own + statement[hit.end() :] for name in named)
-    if kind in ("temporal", "comparison") and (events := _TWO_EVENTS.search(question)):
-        return events.group(1).strip(), events.group(2).strip()
-    return (statement,)
-
-
-_BEFORE = re.compile(r"\b(before|until|till|prior to|by|up to)\s+(?:the\s+)?$", re.IGNORECASE)
-_AFTER = re.compile(r"\b(after|since|from|starting)\s+(?:the\s+)?$", re.IGNORECASE)
-
-
-def _written_range(question: str, today: date | None, notes: list[str]) -> TimeRange | None:
-    """The filter from dates that are written out; vague and relative ones leave it open (4.3, rule 7)."""
-    mentions = [m for m in dates.find(question, today) if not m.relative]
-    if len(mentions) == 1:
-        lead = question[: mentions[0].start]
-        span = mentions[0].span
-        return _range(None if _BEFORE.search(lead) else span, None if _AFTER.search(lead) else span, notes)
-    if len(mentions) == 2 and re.search(r"\b(between|from)\b", question, re.IGNORECASE):
-        return _range(mentions[0].span, mentions[1].span, notes)
-    return None
-
-
-def embedding_queries(plan: Plan) -> tuple[str, ...]:
-    """Every text that recall needs a vector of, once each: embed them in one batch."""
-    return tuple(dict.fromkeys(text for route in plan.routes for text in plan.variants(route)))
+    return time_range(ends["since"], ends["until"], notes)

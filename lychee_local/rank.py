@@ -65,7 +65,7 @@ def select(
         record=record,
     )
     chosen = diversify(
-        cover(fused, lists, k, record),
+        cover(fused, lists, k, record) if settings.coverage else (),
         fused,
         k,
         weight_relevance=settings.weight_relevance,

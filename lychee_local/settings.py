@@ -11,6 +11,7 @@ from lychee_local.errors import BadInput
 Mode = Literal["lychee", "chain", "lychee+chain"]
 Gate = Literal["multiply", "relevance", "consistency", "weighted"]
 ChainContext = Literal["concatenated", "last", "mean"]
+Planner = Literal["auto", "llm", "rules", "none"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 # What an embedder is calibrated to: the length of the segments that the method's authors report (2608.12990).
@@ -122,12 +123,13 @@ class RecallSettings:
     # selected.
     mode: Mode = "lychee"
     chain: ChainSettings = field(default_factory=ChainSettings)
-    # "auto": `ask` plans with the LLM, which it needs anyway; `recall` plans by rules, so that it answers at once and
-    # works where no LLM does.
-    planner: Literal["auto", "llm", "rules", "none"] = "auto"
+    # "auto": `ask`, which needs the LLM anyway, plans with it where the rules are unsure of the question's wording
+    # (`Plan.doubts`); `recall` plans by rules, so that it answers at once and works where no LLM does.
+    planner: Planner = "auto"
     # The paper's four channels, and words: BM25 finds what a small embedder misses; fusing both ranks beats either.
     channels: tuple[str, ...] = ("records", "nodes", "temporal", "turns", "lexical")
     selection: Literal["full", "none"] = "full"
+    coverage: bool = True  # the first places go to the best of every route
     windows: bool = True
     k: int = 15
     rrf_constant: float = 60.0
@@ -144,9 +146,13 @@ class RecallSettings:
     # The paper orders by relevance; in the order of time a small model sees what is still true (benchmarks/LOG.md,
     # "Order of the evidence").
     evidence_order: Literal["relevance", "time"] = "time"
+    # What code tells the answer model of time: dates behind "yesterday" and the like, and when an item was said.
+    evidence_dates: bool = True
+    evidence_said: bool = True
 
     def __post_init__(self) -> None:
         _one_of("mode", self.mode, MODES)
+        _one_of("planner", self.planner, get_args(Planner))
 
 
 @dataclass(frozen=True, slots=True)

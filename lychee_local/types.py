@@ -343,7 +343,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a question is searched (docs/method.md 4.2). `source` says who made it; `note` why a fallback was taken."""
+    """How a question is searched (docs/method.md 4.2). `source` says who made it, `doubts` where rules are unsure of
+    its wording, `note` why a fallback was taken."""
 
     question: str
     question_type: QuestionType
@@ -354,7 +355,13 @@ class Plan:
     when: TimeRange | None = None
     reason: str = ""
     source: Literal["llm", "rules", "none"] = "none"
+    doubts: tuple[str, ...] = ()
     note: str = ""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Every text that is searched for any route, once each: they are embedded in one batch."""
+        return tuple(dict.fromkeys(text for route in self.routes for text in self.variants(route)))
 
     def variants(self, route: Route) -> tuple[str, ...]:
         """The texts that are searched for a route (docs/method.md 5.3): question, goal, queries; at most eight.
@@ -632,11 +639,15 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`cited` are ids of items in `evidence`, in the order of the citation marks in the model's text."""
+    """`cited` are ids of items in `evidence`, in the order of the citation marks in the model's text; `plan`, `chains`
+    and `trace` are those of the recall."""
 
     question: str
     text: str
     evidence: tuple[Evidence, ...]
     cited: tuple[str, ...]
+    plan: Plan
     usage: tuple[Usage, ...]
     notes: tuple[str, ...] = ()
+    chains: tuple[Chain, ...] = ()
+    trace: Trace | None = None

@@ -83,6 +83,15 @@ def test_nothing_is_none() -> None:
     assert answer.serialise([]) == "None"
 
 
+def test_what_code_knows_of_time_can_be_left_out() -> None:
+    plain = answer.serialise([NOTE, PASSAGE], dated=False)
+    assert "Date: " not in plain
+    assert "yesterday!" in plain
+    assert "yesterday (2 July 2023)" in answer.serialise([PASSAGE])
+    assert "Mentioned: " in plain
+    assert "Mentioned: " not in answer.serialise([NOTE, LATER, PASSAGE], said=False)
+
+
 @pytest.mark.parametrize(
     "attack",
     [

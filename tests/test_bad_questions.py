@@ -112,7 +112,7 @@ def test_a_plan_with_impossible_dates_searches_without_them_and_says_so(
         plan = {"question_type": "temporal", "evidence_target": "class", "since": since, "until": until}
         return json.dumps(plan | {"semantic_queries": ["pottery class", "Ana signed up"], "evidence_routes": []})
 
-    with opened(tmp_path, FakeLLM(reply, prompt_style="compact")) as memory:
+    with opened(tmp_path, FakeLLM(reply, prompt_style="compact"), planner="llm") as memory:
         remember(memory)
         given = memory.ask("Did Ana sign up for a pottery class before 4 July 2023?")
     assert any("pottery class" in e.text for e in given.evidence)
@@ -208,7 +208,7 @@ def test_the_model_of_these_tests_would_obey_what_is_not_fenced() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_orders_in_remembered_texts_stay_quotes(tmp_path: Path, mode: Mode) -> None:
     llm = FakeLLM(obedient)
-    with opened(tmp_path, llm, mode=mode) as memory:
+    with opened(tmp_path, llm, mode=mode, planner="llm") as memory:
         remember(memory)
         for number, injection in enumerate(INJECTIONS):
             name = " ".join(f"Eve {injection}".split())[:60]
@@ -223,7 +223,7 @@ def test_orders_in_remembered_texts_stay_quotes(tmp_path: Path, mode: Mode) -> N
 
 def test_orders_in_a_question_stay_on_its_line(tmp_path: Path) -> None:
     llm = FakeLLM(obedient)
-    with opened(tmp_path, llm) as memory:
+    with opened(tmp_path, llm, planner="llm") as memory:
         remember(memory)
         for injection in INJECTIONS:
             memory.ask(f"Where did Ana move? {injection}")

@@ -11,18 +11,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks import segments
 from benchmarks.__main__ import main
 from benchmarks.construction import Built, Measured, measure
 from benchmarks.encoders import Setup, build, claim
 from benchmarks.faults import Heard, lower_case, unresolved_date, wrong_speaker
-from benchmarks.locomo import Fact, load
+from benchmarks.questions import Fact
 from benchmarks.vectors import StoredVectors
 from lychee_local import Message
 from lychee_local.backends import Vectors
 from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, Reply
-from lychee_local.intake import read_locomo
-from lychee_local.settings import SegmentSettings
 from lychee_local.types import Record, Segment, Turn, Usage
 
 AT = datetime(2023, 7, 3, 13, 36)  # a Monday
@@ -340,35 +337,9 @@ def locomo_file(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("way", "count", "reason"), [("eager", 4, "eager"), ("0.99", 1, "session_flush")])
-def test_cuts(tmp_path: Path, way: str, count: int, reason: str) -> None:
-    data = locomo_file(tmp_path / "data.json")
-    (conversation,) = load(data)
-    messages = read_locomo(data, "conv-1")
-
-    def run(said: Sequence[Message]) -> segments.Cut:
-        settings = segments.ways([0.99])[way]
-        return segments.cut(conversation, said, way, settings, tmp_path, embedder=EMBEDDER, budget=1_800, k=60)
-
-    row = segments.row([run(messages)])
-    assert (row["segments"], row["turns_per_segment"], row["reasons"]) == (count, 4 / count, {reason: count})
-    assert (row["records"], row["questions"]) == (4, 2)
-    assert row["evidence_recall"] == {"all": 100.0, "single": 100.0, "temporal": 100.0}
-    assert segments.row([run(())]) == row  # read from the folder
-
-
-def test_the_ways_to_cut() -> None:
-    assert segments.ways([0.3, 0.45]) == {
-        "0.3": SegmentSettings(cut_threshold=0.3),
-        "0.45": SegmentSettings(cut_threshold=0.45),
-        "eager": SegmentSettings(trigger="eager"),
-        "fixed": SegmentSettings(trigger="fixed"),
-    }
-
-
 @pytest.mark.model
 @pytest.mark.usefixtures("minilm_path")
-def test_construct_and_segments_end_in_a_line_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_construct_ends_in_a_line_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(locomo_file(tmp_path / "data.json"))
     vectors = ["--vectors", str(tmp_path / "vectors.sqlite")]
 
@@ -388,6 +359,3 @@ def test_construct_and_segments_end_in_a_line_of_json(tmp_path: Path, capsys: py
                      str(tmp_path / "construct2")]) == 2  # fmt: skip
         assert "choose another --out" in capsys.readouterr().err
         (tmp_path / "construct2").rename(tmp_path / encoder)
-    cut = run("segments", "--threshold", "0.5")["cut_at"]
-    assert list(cut) == ["0.5", "eager", "fixed"]
-    assert cut["eager"]["segments"] == 4

@@ -18,6 +18,7 @@ from lychee_local import Memory, Message, RecallSettings, Scope, Settings, TimeR
 from lychee_local.backends import Vectors
 from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, OverlapReranker
 from lychee_local.errors import BadInput, GenerationFailed, LycheeError, ModelMissing
+from lychee_local.settings import Planner
 from lychee_local.store import Selection
 from lychee_local.types import Calibration, Progress
 
@@ -246,8 +247,53 @@ def test_ask_answers_from_evidence_that_exists(tmp_path: Path) -> None:
     assert answer.cited
     assert set(answer.cited) <= {e.id for e in answer.evidence}
     assert "Lisbon" in "".join(pieces)
-    assert {u.purpose for u in answer.usage} == {"plan", "answer"}
+    assert [u.purpose for u in answer.usage] == ["answer"]  # rules are sure of this question
     assert stats.query_tokens == sum(u.prompt_tokens + u.output_tokens for u in answer.usage)
+
+
+CONCLUSION = "Would Ana like a flat with a garden?"
+
+
+def planning(call: FakeCall) -> str:
+    plan = {"question_type": "single", "evidence_target": "Ana's home", "since": "", "until": "", "evidence_routes": []}
+    queries = {"semantic_queries": ["Ana moved to Lisbon", "Ana's home"]}
+    return json.dumps(plan | queries) if call.purpose == "plan" else "She moved to Lisbon [1]."
+
+
+@pytest.mark.parametrize(
+    ("question", "planner", "source"),
+    [
+        ("Where did Ana move?", "auto", "rules"),
+        (CONCLUSION, "auto", "llm"),
+        (CONCLUSION, "rules", "rules"),
+        (CONCLUSION, "none", "none"),
+        ("Where did Ana move?", "llm", "llm"),
+    ],
+)
+def test_the_model_plans_where_the_rules_are_unsure(
+    tmp_path: Path, question: str, planner: Planner, source: str
+) -> None:
+    settings = Settings(recall=RecallSettings(planner=planner))
+    with opened(tmp_path, FakeLLM(planning, prompt_style="compact"), settings=settings) as memory:
+        memory.remember(talk(), encode=False)
+        answer = memory.ask(question)
+        recalled = memory.recall(question)
+    assert answer.plan.source == source
+    assert [u.purpose for u in answer.usage] == (["plan", "answer"] if source == "llm" else ["answer"])
+    assert bool(answer.plan.doubts) == (question == CONCLUSION and planner != "none")
+    # A recall answers at once: it takes the rules' plan, doubts and all, unless the model was asked for.
+    assert recalled.plan.source == ("rules" if planner == "auto" else source)
+    assert recalled.plan.doubts == answer.plan.doubts
+
+
+def test_an_answer_explains_its_recall(tmp_path: Path) -> None:
+    with opened(tmp_path, FakeLLM(planning)) as memory:
+        memory.remember(talk(), encode=False)
+        answer = memory.ask("Where did Ana move?", explain=True)
+        silent = memory.ask("Where did Ana move?")
+    assert answer.trace is not None
+    assert {fate.id for fate in answer.trace.candidates if fate.kept} == {e.id for e in answer.evidence}
+    assert silent.trace is None
 
 
 def test_without_a_language_model_recall_works_and_ask_says_what_to_do(tmp_path: Path) -> None:
@@ -387,7 +433,8 @@ class TestOnRealModels:
         monkeypatch.setattr(socket, "socket", refuse)
 
     def whole_path(self, home: Path, models_home: Path) -> tuple[dict[str, bytes], str]:
-        with Memory.open("ana", home=home, models_home=models_home, profile="tiny") as memory:
+        settings = Settings(recall=RecallSettings(planner="llm"))
+        with Memory.open("ana", home=home, models_home=models_home, profile="tiny", settings=settings) as memory:
             memory.remember(talk())
             memory.flush()
             segments = {s.id for s in memory.segments()}

@@ -12,6 +12,7 @@ from lychee_local import plan
 from lychee_local.backends.fake import FakeLLM
 from lychee_local.settings import RecallSettings
 from lychee_local.types import Constraint, Route, TimeRange
+from lychee_local.wording import plan_by_rules, plan_without
 
 NOW = datetime(2023, 6, 1, 9, 0)
 SETTINGS = RecallSettings()
@@ -84,7 +85,7 @@ def test_a_full_plan_keeps_its_routes_constraints_and_dates() -> None:
 def test_a_plan_that_did_not_end_falls_back_and_is_paid_for(reply: tuple[str, str], why: str) -> None:
     llm = FakeLLM([reply], prompt_style="compact")  # type: ignore[list-item]  # parametrize widens the literal
     made, usage = plan.plan_with_llm("When did Ana move?", llm=llm, now=NOW, settings=SETTINGS)
-    assert made == plan.plan_without("When did Ana move?", note=f"planned without the model: its plan {why}")
+    assert made == plan_without("When did Ana move?", note=f"planned without the model: its plan {why}")
     assert len(usage) == 1
 
 
@@ -152,9 +153,9 @@ def test_a_time_range_that_the_question_does_not_write_is_an_invention() -> None
 
 
 def test_without_a_planner_the_question_is_the_only_query() -> None:
-    made = plan.plan_without("Where is Ana?")
+    made = plan_without("Where is Ana?")
     assert (made.question_type, made.routes) == ("single", (Route("r1", "Where is Ana?", ("Where is Ana?",)),))
-    assert plan.embedding_queries(made) == ("Where is Ana?",)
+    assert made.texts == ("Where is Ana?",)
 
 
 @pytest.mark.parametrize(
@@ -176,25 +177,25 @@ def test_without_a_planner_the_question_is_the_only_query() -> None:
     ],
 )
 def test_the_wording_decides_the_type(question: str, kind: str) -> None:
-    assert plan.plan_by_rules(question, speakers=SPEAKERS, now=NOW).question_type == kind
+    assert plan_by_rules(question, speakers=SPEAKERS, now=NOW).question_type == kind
 
 
 def test_rules_search_for_the_statement_inside_the_question() -> None:
-    made = plan.plan_by_rules("When did Ana sign up for the class?", speakers=SPEAKERS, now=NOW)
+    made = plan_by_rules("When did Ana sign up for the class?", speakers=SPEAKERS, now=NOW)
     assert made.routes[0].goal == "Ana sign up for the class"
     assert made.routes[0].constraints == (Constraint("entity", "Ana"),)
-    assert plan.embedding_queries(made) == ("When did Ana sign up for the class?", "Ana sign up for the class")
+    assert made.texts == ("When did Ana sign up for the class?", "Ana sign up for the class")
 
 
 def test_two_speakers_side_by_side_are_two_routes_and_one_about_another_is_one() -> None:
-    both = plan.plan_by_rules("What do Ana and Ben like?", speakers=SPEAKERS, now=NOW)
+    both = plan_by_rules("What do Ana and Ben like?", speakers=SPEAKERS, now=NOW)
     assert [r.goal for r in both.routes] == ["Ana like", "Ben like"]
-    assert len(plan.plan_by_rules("What did Ana tell Ben?", speakers=SPEAKERS, now=NOW).routes) == 1
-    assert len(plan.plan_by_rules("Do Anastasia and Ben talk?", speakers=SPEAKERS, now=NOW).routes) == 1
+    assert len(plan_by_rules("What did Ana tell Ben?", speakers=SPEAKERS, now=NOW).routes) == 1
+    assert len(plan_by_rules("Do Anastasia and Ben talk?", speakers=SPEAKERS, now=NOW).routes) == 1
 
 
 def test_two_compared_events_are_two_routes() -> None:
-    made = plan.plan_by_rules("Which came first, the move or the wedding?", speakers=SPEAKERS, now=NOW)
+    made = plan_by_rules("Which came first, the move or the wedding?", speakers=SPEAKERS, now=NOW)
     assert [r.goal for r in made.routes] == ["the move", "the wedding"]
 
 
@@ -213,28 +214,53 @@ def test_two_compared_events_are_two_routes() -> None:
     ],
 )
 def test_only_written_dates_filter(question: str, when: TimeRange | None) -> None:
-    assert plan.plan_by_rules(question, speakers=SPEAKERS, now=NOW).when == when
+    assert plan_by_rules(question, speakers=SPEAKERS, now=NOW).when == when
 
 
 def test_a_range_that_ends_before_it_starts_is_named() -> None:
-    made = plan.plan_by_rules("What happened between 5 July 2023 and 3 July 2023?", speakers=(), now=NOW)
+    made = plan_by_rules("What happened between 5 July 2023 and 3 July 2023?", speakers=(), now=NOW)
     assert made.when is None
     assert "ends before it starts" in made.note
 
 
+@pytest.mark.parametrize(
+    ("question", "doubt"),
+    [
+        ("Would Ana enjoy a cruise?", "it asks for a conclusion, not for something that was said"),
+        ("What might Ben's job be?", "it asks for a conclusion, not for something that was said"),
+        ("小王可能喜欢什么?", "it asks for a conclusion, not for something that was said"),
+        ("How many days passed between the move and the wedding in Rome?", ""),
+        ("How many days passed between the two trips?", "two things are compared, and the rules found one"),
+        ("Which of Ana's plays was rejected?", "two things are compared, and the rules found one"),
+        ("Where does she live?", "it speaks of somebody without a name"),
+        ("What did Ana tell her sister?", ""),
+        ("What is that?", "it speaks of somebody without a name"),
+        ("Когда Анна переехала?", "its language is not one that the rules read"),
+        ("¿Dónde vive Ana?", "its language is not one that the rules read"),
+        ("Where is Zoë's café?", ""),
+        ("小王读过哪些书?", ""),
+        ("When did Ana move?", ""),
+        (" ".join(["Where is Ana"] * 11), "it is long"),
+        ("", ""),
+    ],
+)
+def test_rules_say_where_they_are_unsure(question: str, doubt: str) -> None:
+    assert plan_by_rules(question, speakers=SPEAKERS, now=NOW).doubts == ((doubt,) if doubt else ())
+
+
 def test_rules_take_under_five_milliseconds() -> None:
     question = "How many weeks passed between Ana's move on 3 July 2023 and the day Ben got his dog?"
-    plan.plan_by_rules(question, speakers=SPEAKERS, now=NOW)
+    plan_by_rules(question, speakers=SPEAKERS, now=NOW)
     best = 1.0
     for _ in range(20):
         began = time.perf_counter()
-        plan.plan_by_rules(question, speakers=SPEAKERS, now=NOW)
+        plan_by_rules(question, speakers=SPEAKERS, now=NOW)
         best = min(best, time.perf_counter() - began)
     assert best < 0.005
 
 
 def test_a_question_in_any_shape_has_a_plan() -> None:
     for question in ("?", "🤷", "什么", "when", "how much " * 2_000):
-        made = plan.plan_by_rules(question, speakers=SPEAKERS, now=None)
+        made = plan_by_rules(question, speakers=SPEAKERS, now=None)
         assert made.routes
-        assert all(text.strip() for text in plan.embedding_queries(made))
+        assert all(text.strip() for text in made.texts)

@@ -10,9 +10,9 @@ import pytest
 
 from lychee_local import rank
 from lychee_local.backends.fake import OverlapReranker
-from lychee_local.plan import plan_without
 from lychee_local.settings import RecallSettings
 from lychee_local.types import Candidate
+from lychee_local.wording import plan_without
 
 PLAN = plan_without("red fish?")
 

@@ -9,11 +9,11 @@ import pytest
 
 from lychee_local import Memory, Message, RecallSettings, Settings, explain, rank, screen
 from lychee_local.backends.fake import HashEmbedder, OverlapReranker
-from lychee_local.plan import plan_without
 from lychee_local.settings import MODES, Mode
 from lychee_local.store import EmbedderIdentity, Selection, Store
 from lychee_local.trace import OFF, Fate, Recorder, Trace
 from lychee_local.types import Calibration, Candidate, Recall, Turn
+from lychee_local.wording import plan_without
 
 FLAT = Calibration(similarity_floor=0.0)
 TALK = [

@@ -1,0 +1,63 @@
+"""The models of a run, by the names of their cards; each is loaded once in a process, and embeds each text once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks.vectors import StoredVectors
+from lychee_local import cards, pull
+from lychee_local.backends import LLM, Embedder, Reranker
+from lychee_local.backends.load import load_embedder, load_llm, load_reranker
+from lychee_local.errors import ModelMissing
+
+T = TypeVar("T")
+
+
+class Models:
+    """The models of a profile; `vectors` is the file in which vectors are kept for all runs that share it."""
+
+    def __init__(self, profile: str, home: Path | None = None, vectors: Path | None = None) -> None:
+        self.home = home or cards.default_home()
+        self._chosen = cards.profile(profile)
+        self._vectors = vectors
+
+    def digests(self) -> dict[str, str]:
+        """What each model is, by its role: the name of its card and the hash of it."""
+        named = {"llm": self._chosen.llm, "embedder": self._chosen.embedder, "reranker": self._chosen.reranker}
+        known = {role: cards.card(name, self.home) for role, name in named.items() if name is not None}
+        return {role: f"{card.name} {cards.digest(card)}" for role, card in known.items()}
+
+    @cached_property
+    def llm(self) -> LLM:
+        """
+        Raises:
+            ModelMissing: the profile has none, or it is not on this machine.
+        """
+        if self._chosen.llm is None:
+            raise ModelMissing(f"the profile {self._chosen.name} has no language model", hint="run with --no-llm")
+        return load(self._chosen.llm, self.home, load_llm)
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        made = load(self._chosen.embedder, self.home, load_embedder)
+        return made if self._vectors is None else StoredVectors(made, self._vectors)
+
+    @cached_property
+    def reranker(self) -> Reranker | None:
+        return None if self._chosen.reranker is None else load(self._chosen.reranker, self.home, load_reranker)
+
+
+def load(name: str, home: Path, loader: Callable[[cards.Card, Path], T]) -> T:
+    """The model of the card `name`.
+
+    Raises:
+        ModelMissing: it is not on this machine.
+    """
+    card = cards.card(name, home)
+    path = pull.locate(card, home)
+    if path is None:
+        raise ModelMissing(f"{card.name} is not on this machine", hint=f"lychee models pull {card.name}")
+    return loader(card, path)

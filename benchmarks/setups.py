@@ -1,0 +1,69 @@
+"""What a run is asked to do, and where it keeps things. Owns the values alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from benchmarks import datasets
+from benchmarks.questions import Conversation, Report
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is run. `records`: who encodes, where the method has records at all. `budget`: tokens of evidence, and
+    `items` of them, None for the method's own number. Without `answers` only the evidence is looked at."""
+
+    layout: str
+    data: str
+    method: str
+    profile: str = "laptop"
+    records: Literal["model", "rules"] = "model"
+    answers: bool = True
+    budget: int | None = 1_800
+    items: int | None = None
+    conversations: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    sample: int | None = None
+    seed: int = 0
+    limit: int | None = None
+    adversarial: bool = False
+    corrections: str | None = None
+
+    def read(self, on_problem: Report) -> Iterator[Conversation]:
+        """
+        Raises:
+            ValueError: the file cannot be used.
+        """
+        corrections = None if self.corrections is None else Path(self.corrections)
+        return datasets.read(
+            self.layout,
+            Path(self.data),
+            self.conversations,
+            on_problem=on_problem,
+            adversarial=self.adversarial,
+            corrections=corrections,
+        )
+
+    def chosen(self, on_problem: Report) -> frozenset[str]:
+        """The ids of the questions that are asked.
+
+        Raises:
+            ValueError: the file cannot be used, or nothing in it is chosen.
+        """
+        every = (question for conversation in self.read(on_problem) for question in conversation.questions)
+        found = datasets.choose(every, categories=self.categories, sample=self.sample, seed=self.seed, limit=self.limit)
+        if not found:
+            raise ValueError(f"{self.data} has no question that is chosen; ask for other conversations or categories")
+        return frozenset(question.id for question in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a run finds its models and keeps what other runs can use: memories, vectors."""
+
+    out: Path
+    stores: Path
+    models: Path | None = None
