@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from benchmarks import judges
+from benchmarks.folder import append
 from benchmarks.judge import KINDS, Case, Judge, Kind, Verdict
 
 LABELS = Path(__file__).parent / "data" / "judged.jsonl"
@@ -182,7 +183,8 @@ def agreement(judge: Judge, labels: Sequence[Labelled] | None = None, *, kept: P
         key = _key(judge, label.case)
         verdict = done.get(key) or judge.judge(label.case)
         if kept is not None and key not in done:
-            _append(kept, key, verdict)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            append(kept, {"key": key, "verdict": _VERDICT.dump_python(verdict, mode="json")})
         counts[label.case.kind] += _counted(verdict.correct, label.correct)
         if verdict.correct is not label.correct:
             apart.append((label, verdict))
@@ -195,7 +197,7 @@ def _counted(judged: bool | None, by_hand: bool) -> Counts:
     return Counts(judged and by_hand, judged and not by_hand, by_hand and not judged, not (judged or by_hand))
 
 
-_KEPT: TypeAdapter[tuple[str, Verdict]] = TypeAdapter(tuple[str, Verdict])
+_VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 def _read(kept: Path) -> dict[str, Verdict]:
@@ -204,14 +206,8 @@ def _read(kept: Path) -> dict[str, Verdict]:
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         kept.write_text(whole, encoding="utf-8")
-    lines = (_KEPT.validate_json(line) for line in whole.splitlines())
-    return {key: verdict for key, verdict in lines if verdict.correct is not None}
-
-
-def _append(kept: Path, key: str, verdict: Verdict) -> None:
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with kept.open("a", encoding="utf-8") as file:
-        file.write(_KEPT.dump_json((key, verdict)).decode() + "\n")
+    found = {line["key"]: _VERDICT.validate_python(line["verdict"]) for line in map(json.loads, whole.splitlines())}
+    return {key: verdict for key, verdict in found.items() if verdict.correct is not None}
 
 
 def _key(judge: Judge, case: Case) -> str:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from benchmarks.datasets import LAYOUTS
+from benchmarks.questions import Question
 from lychee_local.errors import GenerationFailed, PromptTooLong
 from lychee_local.fence import block, quoted
 from lychee_local.types import ChatMessage, Completion, Purpose, Usage
@@ -92,39 +94,38 @@ _LONGMEMEVAL: dict[str, Kind] = {
     "knowledge-update": "knowledge_update",
     "single-session-preference": "preference",
 }
-_LOCOMO: dict[str, Kind] = {
-    "single": "locomo",
-    "multi": "locomo",
-    "temporal": "locomo",
-    "open": "locomo",
-    "adversarial": "abstention",
-}
 
 
-def longmemeval_kind(question_type: str, question_id: str) -> Kind:
-    """The kind of a LongMemEval question; an id with "_abs" marks one that cannot be answered, whatever its type.
+def kind_of(layout: str, question: Question) -> Kind:
+    """How an answer to `question` of a file in this layout (see `benchmarks.datasets.LAYOUTS`) is judged.
+
+    A question that cannot be answered is of the kind abstention in every layout: LongMemEval's with "_abs" in their id,
+    LoCoMo's adversarial ones, which published judged figures leave out. In a file of one's own the category may be the
+    name of a kind or of a LongMemEval type; any other is standard.
 
     Raises:
-        ValueError: the type is unknown.
+        ValueError: there is no such layout, or LongMemEval has no such type.
     """
-    kind = _looked_up(_LONGMEMEVAL, question_type, "LongMemEval question type")
-    return "abstention" if "_abs" in question_id else kind
+    if layout not in LAYOUTS:
+        raise ValueError(f"no layout {layout!r}; there are {', '.join(LAYOUTS)}")
+    if not question.answerable:
+        return "abstention"
+    if layout == "locomo":
+        return "locomo"
+    if layout == "longmemeval" and question.category not in _LONGMEMEVAL:
+        known = ", ".join(_LONGMEMEVAL)
+        raise ValueError(f"{question.id}: no LongMemEval type is called {question.category!r}; there are {known}")
+    named: dict[str, Kind] = {kind: kind for kind in KINDS}
+    return (named | _LONGMEMEVAL).get(question.category, "standard")
 
 
-def locomo_kind(category: str) -> Kind:
-    """The kind of a LoCoMo question by the name of its category (see `benchmarks.locomo.CATEGORIES`). Adversarial ones
-    cannot be answered; published judged figures leave them out.
+def case_of(layout: str, question: Question, answer: str) -> Case:
+    """An answer to a question of a data set.
 
     Raises:
-        ValueError: the category is unknown.
+        ValueError: see `kind_of`.
     """
-    return _looked_up(_LOCOMO, category, "LoCoMo category")
-
-
-def _looked_up(kinds: Mapping[str, Kind], name: str, what: str) -> Kind:
-    if name not in kinds:
-        raise ValueError(f"no {what} is called {name!r}; there are {', '.join(kinds)}")
-    return kinds[name]
+    return Case(kind_of(layout, question), question.text, question.answer, answer)
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from conftest import models_home
 
-from benchmarks import agreement, judge, judges
+from benchmarks import agreement, datasets, judge, judges
 from benchmarks.agreement import Counts, Labelled, labelled
-from benchmarks.judge import KINDS, Case, Graded, Kind, ModelJudge, Verdict, YesNo, locomo_kind, longmemeval_kind, read
+from benchmarks.judge import KINDS, Case, Graded, Kind, ModelJudge, Verdict, YesNo, case_of, kind_of, read
+from benchmarks.questions import Question
 from benchmarks.rule_judge import RuleJudge
 from benchmarks.server import Server
 from lychee_local import cards
@@ -41,32 +42,56 @@ def fake_judge(
 
 
 @pytest.mark.parametrize(
-    ("question_type", "question_id", "kind"),
+    ("layout", "category", "answerable", "kind"),
     [
-        ("single-session-user", "a1", "standard"),
-        ("single-session-assistant", "a1", "standard"),
-        ("multi-session", "a1", "standard"),
-        ("temporal-reasoning", "gpt4_a1", "temporal"),
-        ("knowledge-update", "a1", "knowledge_update"),
-        ("single-session-preference", "a1", "preference"),
-        ("multi-session", "a1_abs", "abstention"),
-        ("temporal-reasoning", "gpt4_a1_abs", "abstention"),
+        ("longmemeval", "single-session-user", True, "standard"),
+        ("longmemeval", "single-session-assistant", True, "standard"),
+        ("longmemeval", "multi-session", True, "standard"),
+        ("longmemeval", "temporal-reasoning", True, "temporal"),
+        ("longmemeval", "knowledge-update", True, "knowledge_update"),
+        ("longmemeval", "single-session-preference", True, "preference"),
+        ("longmemeval", "multi-session", False, "abstention"),
+        ("locomo", "single", True, "locomo"),
+        ("locomo", "temporal", True, "locomo"),
+        ("locomo", "adversarial", False, "abstention"),
+        ("lines", "question", True, "standard"),
+        ("lines", "temporal", True, "temporal"),
+        ("lines", "knowledge-update", True, "knowledge_update"),
+        ("lines", "question", False, "abstention"),
     ],
 )
-def test_kinds_of_longmemeval(question_type: str, question_id: str, kind: Kind) -> None:
-    assert longmemeval_kind(question_type, question_id) == kind
+def test_the_kind_of_a_question(layout: str, category: str, answerable: bool, kind: Kind) -> None:
+    question = Question("q1", "Who?", "Ana", category, (), answerable=answerable)
+    assert case_of(layout, question, "Ben") == Case(kind, "Who?", "Ana", "Ben")
 
 
-def test_kinds_of_locomo() -> None:
-    assert {locomo_kind(name) for name in ("single", "multi", "temporal", "open")} == {"locomo"}
-    assert locomo_kind("adversarial") == "abstention"
+def test_an_unknown_type_or_layout_is_named_with_those_that_there_are() -> None:
+    question = Question("q1", "Who?", "Ana", "multi", ())
+    with pytest.raises(ValueError, match=r"q1: .*'multi'.*single-session-user, .*knowledge-update"):
+        kind_of("longmemeval", question)
+    with pytest.raises(ValueError, match="no layout 'squad'; there are locomo, longmemeval, lines"):
+        kind_of("squad", question)
 
 
-def test_an_unknown_type_is_named_with_those_that_there_are() -> None:
-    with pytest.raises(ValueError, match=r"'multi-hop'.*single-session-user, .*knowledge-update"):
-        longmemeval_kind("multi-hop", "a1_abs")
-    with pytest.raises(ValueError, match=r"'3'.*adversarial"):
-        locomo_kind("3")
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ({"question_id": "a1_abs", "question_type": "knowledge-update"}, "abstention"),
+        ({"question_id": "a1", "question_type": "knowledge-update"}, "knowledge_update"),
+    ],
+)
+def test_the_kind_of_a_question_read_from_longmemeval(line: dict[str, str], kind: Kind, tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "I moved to Turin.", "has_answer": True}]
+    haystack = {
+        "haystack_dates": ["2023/05/20 (Sat) 02:21"],
+        "haystack_session_ids": ["s"],
+        "haystack_sessions": [said],
+    }
+    asked = {"question": "Where do I live?", "answer": "Turin", "question_date": "2023/06/20 (Tue) 02:21"}
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps([{**line, **haystack, **asked, "answer_session_ids": ["s"]}]), encoding="utf-8")
+    (conversation,) = datasets.read("longmemeval", path)
+    assert kind_of("longmemeval", conversation.questions[0]) == kind
 
 
 @pytest.mark.parametrize(
