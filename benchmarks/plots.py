@@ -7,14 +7,14 @@ nothing about is not drawn.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import results
+from benchmarks import published, results
 from benchmarks.markdown import plain
-from benchmarks.published import published
-from benchmarks.results import ALL, OUTCOMES, Run
+from benchmarks.results import ALL, Outcome, Run
 from benchmarks.scores import Interval
 
 if TYPE_CHECKING:
@@ -25,18 +25,17 @@ Measured = Mapping[str, Mapping[str, Mapping[str, Interval]]]
 Point = tuple[float, Interval]
 
 MARKS = "osD^vP*X<>ph"
-LINES = ("-", "--", ":", "-.")
-HATCHES = {
-    "right": "",
-    "right without": "//",
-    "reasoning": "xx",
-    "retrieval": "..",
-    "found": "--",
-    "unknown": "",
-    "failed": "**",
+GAP = 0.025  # between marks, as a share of the axis
+# Colour, hatching and what the legend says, of each part of a bar.
+PARTS: dict[Outcome, tuple[str, str, str]] = {
+    "right": ("#4477aa", "", "right"),
+    "right without": ("#99bbdd", "//", "right, gold evidence missing"),
+    "reasoning": ("#ee8866", "xx", "wrong, evidence complete: reasoning"),
+    "retrieval": ("#eedd88", "..", "gold evidence missing: retrieval"),
+    "found": ("#bbddbb", "--", "evidence complete, no answer asked"),
+    "unknown": ("#dddddd", "", "cannot be told"),
+    "failed": ("#555555", "**", "failed"),
 }
-SHADES = {"right": "#4477aa", "right without": "#99bbdd", "reasoning": "#ee8866", "retrieval": "#eedd88"}
-SHADES |= {"found": "#bbddbb", "unknown": "#dddddd", "failed": "#555555"}
 LABELS = {"f1": "token F1, %", "turns": "evidence recall, %"}
 
 
@@ -72,49 +71,50 @@ def draw(runs: Sequence[Run], means: Measured, out: Path) -> list[Path]:
         "outcomes": lambda: _outcomes(runs, answers),
     }
     written = []
-    for name, drawing in drawings.items():
-        figure = drawing()
-        if figure is not None:
-            path = out / f"{name}.png"
-            figure.savefig(path, dpi=110, metadata={"Software": None})
-            pyplot.close(figure)
-            written.append(path)
+    with warnings.catch_warnings():
+        # Names of runs and categories may be in a script that the font does not have; they are drawn as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        for name, drawing in drawings.items():
+            figure = drawing()
+            if figure is not None:
+                path = out / f"{name}.png"
+                figure.savefig(path, dpi=110, metadata={"Software": None})
+                pyplot.close(figure)
+                written.append(path)
     return written
 
 
-def _against_tokens(runs: Sequence[Run], means: Measured, measure: str) -> Figure | None:
-    """Figure 4 of the paper on LycheeMemory V2: tokens to the left, accuracy upwards."""
+def _against_tokens(runs: Sequence[Run], means: Measured, measure: str) -> Figure:
+    """Figure 4 of the paper on LycheeMemory V2: tokens to the right, accuracy upwards."""
     costs = {run.name: results.cost(run) for run in runs}
-    found = means.get(measure, {})
     figure, panels = _panels(2, "accuracy against tokens", runs)
-    spent: dict[str, Mapping[str, float | None]] = {
-        "construction, K tokens by conversation": {name: cost.construction for name, cost in costs.items()},
-        "query, K tokens by question": {name: cost.query for name, cost in costs.items()},
+    spent: dict[str, list[float | None]] = {
+        "construction": [cost.construction for cost in costs.values()],
+        "query": [cost.query for cost in costs.values()],
     }
-    for panel, (title, tokens) in zip(panels, spent.items(), strict=True):
-        for n, run in enumerate(runs):
-            mean, at = found.get(run.name, {}).get(ALL), tokens[run.name]
-            _points(panel, n, run.name, [] if mean is None or at is None else [(at, mean)])
-        if measure.startswith("judged"):
-            _published(panel, runs, title.partition(",")[0])
-        # The methods that construct without a model stand at nought, which has no place on a logarithmic axis.
-        panel.set_xscale("symlog", linthresh=1.0)
-        panel.set_xlim(left=-0.1)
-        panel.set(xlabel=title, ylabel=_label(measure))
-    return _with_legend(figure, panels)
+    others = _published(runs) if measure.startswith("judged") else []
+    for panel, (tokens, ours) in zip(panels, spent.items(), strict=True):
+        known = [(n, other) for n, other in enumerate(others, 1) if tokens in other.tokens]
+        most = max(1.0, *(each or 0.0 for each in ours), *(other.tokens[tokens] for _, other in known))
+        if tokens == "construction":
+            # Methods that construct without a model stand at nought, which has no place on a logarithmic axis.
+            panel.set_xscale("symlog", linthresh=10.0, linscale=0.5)
+            panel.set(xlim=(-2.0, 2.5 * most), xlabel="construction, K tokens by conversation")
+            panel.xaxis.set_major_formatter("{x:g}")
+        else:
+            panel.set(xlim=(0.0, 1.12 * most), xlabel="query, K tokens by question")
+        panel.set_ylabel(_label(measure))
+        _spread(panel, runs, ours, [means.get(measure, {}).get(run.name, {}).get(ALL) for run in runs])
+        for n, other in known:
+            look = {"linestyle": "", "marker": f"${n}$", "markersize": 9, "color": "0.45"}
+            panel.plot([other.tokens[tokens]], [other.accuracy[ALL]], label=f"{other.system}, published", **look)
+    return _with_legend(figure, panels, runs)
 
 
-def _published(panel: Axes, runs: Sequence[Run], tokens: str) -> None:
-    """The papers' systems whose accuracy and tokens are both printed, as numbers in grey: other models' results."""
-    for layout in dict.fromkeys(run.about["setup"]["layout"] for run in runs):
-        known = [
-            (figure.tokens[tokens], figure.accuracy[ALL], f"{figure.system} (published, {table.model})")
-            for table in published(layout)
-            for figure in table.figures
-            if tokens in figure.tokens and "ablations" not in table.source
-        ]
-        for n, (at, accuracy, label) in enumerate(known):
-            panel.plot([at], [accuracy], linestyle="", marker=f"${n + 1}$", markersize=9, color="0.45", label=label)
+def _published(runs: Sequence[Run]) -> list[published.Figure]:
+    """The papers' systems whose accuracy and tokens are both printed; drawn as numbers in grey, for other models."""
+    tables = [table for layout in results.layouts(runs) for table in published.tables(layout)]
+    return [each for table in tables[:1] for each in table.figures if each.tokens]
 
 
 def _thresholds(runs: Sequence[Run], means: Measured, answers: str | None) -> Figure | None:
@@ -150,16 +150,15 @@ def _threshold(run: Run) -> float:
 
 
 def _recall(runs: Sequence[Run], means: Measured) -> Figure | None:
-    found = means.get("turns", {})
-    if not any(found.values()):
+    found = [means.get("turns", {}).get(run.name, {}).get(ALL) for run in runs]
+    if not any(found):
         return None
     figure, panels = _panels(1, "evidence recall against evidence tokens", runs)
-    for n, run in enumerate(runs):
-        mean = found.get(run.name, {}).get(ALL)
-        _points(panels[0], n, run.name, [] if mean is None else [(results.cost(run).evidence_tokens, mean)])
+    spent: list[float | None] = [results.cost(run).evidence_tokens for run in runs]
+    panels[0].set(xlim=(0.0, 1.12 * max(1.0, *(each or 0.0 for each in spent))))
     panels[0].set(xlabel="evidence, tokens by question", ylabel=_label("turns"))
-    panels[0].set_xlim(left=0)
-    return _with_legend(figure, panels)
+    _spread(panels[0], runs, spent, found)
+    return _with_legend(figure, panels, runs)
 
 
 def _categories(runs: Sequence[Run], means: Measured, measure: str) -> Figure | None:
@@ -176,7 +175,7 @@ def _categories(runs: Sequence[Run], means: Measured, measure: str) -> Figure | 
         )
     for border in range(len(names) - 1):
         panels[0].axvline(border + 0.5, color="0.85", linewidth=0.8)
-    shown = [plain(name, 28) for name in names]
+    shown = [_safe(name, 28) for name in names]
     panels[0].set_xticks(
         range(len(names)),
         shown,
@@ -184,7 +183,7 @@ def _categories(runs: Sequence[Run], means: Measured, measure: str) -> Figure | 
         ha="center" if sum(map(len, shown)) < 50 else "right",
     )
     panels[0].set(ylabel=_label(measure), xlim=(-0.5, len(names) - 0.5))
-    return _with_legend(figure, panels)
+    return _with_legend(figure, panels, runs)
 
 
 def _outcomes(runs: Sequence[Run], answers: str | None) -> Figure | None:
@@ -195,24 +194,24 @@ def _outcomes(runs: Sequence[Run], answers: str | None) -> Figure | None:
     figure, panels = _panels(1, "how questions came out", runs, high=1.6 + 0.45 * len(runs))
     panel = panels[0]
     left = dict.fromkeys(counted, 0.0)
-    for outcome in OUTCOMES:
+    for outcome, (colour, hatch, label) in PARTS.items():
         numbers = {name: found.count(outcome) for name, found in counted.items()}
         if not any(numbers.values()):
             continue
         shares = {name: 100 * number / max(1, len(counted[name])) for name, number in numbers.items()}
         at = range(len(counted))
-        style = {"hatch": HATCHES[outcome], "color": SHADES[outcome], "edgecolor": "black", "linewidth": 0.6}
-        panel.barh(at, list(shares.values()), left=list(left.values()), label=outcome, height=0.7, **style)
+        style = {"hatch": hatch, "color": colour, "edgecolor": "black", "linewidth": 0.6}
+        panel.barh(at, list(shares.values()), left=list(left.values()), label=label, height=0.7, **style)
         for place, (name, share) in enumerate(shares.items()):
             if share >= 4.0:
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2}
                 where = (left[name] + share / 2, place)
                 panel.text(*where, str(numbers[name]), ha="center", va="center", fontsize=8, bbox=box)
             left[name] += share
-    panel.set_yticks(range(len(counted)), [plain(name, 40) for name in counted])
+    panel.set_yticks(range(len(counted)), [_safe(name, 40) for name in counted])
     panel.invert_yaxis()
     panel.set(xlabel="questions, %", xlim=(0, 100))
-    return _with_legend(figure, panels)
+    return _with_legend(figure, panels, runs)
 
 
 # --- how it looks -----------------------------------------------------------------------------------------------------
@@ -234,6 +233,33 @@ def _panels(
     return figure, panels
 
 
+def _spread(panel: Axes, runs: Sequence[Run], at: Sequence[float | None], found: Sequence[Interval | None]) -> None:
+    """One mark for each run, on an axis whose scale and limits are set; marks that would cover each other are moved
+    aside, as little as may be."""
+    there = [n for n in range(len(runs)) if at[n] is not None and found[n] is not None]
+    axis, data = panel.transAxes.inverted(), panel.transData
+    wanted = {n: float(axis.transform(data.transform((at[n], 0.0)))[0]) for n in there}
+    order = sorted(there, key=lambda n: (wanted[n], n))
+    for n, place in zip(order, _set_apart([wanted[n] for n in order], GAP), strict=True):
+        moved = float(data.inverted().transform(panel.transAxes.transform((place, 0.0)))[0])
+        mean = found[n]
+        assert mean is not None
+        _points(panel, n, runs[n].name, [(moved, mean)])
+
+
+def _set_apart(places: Sequence[float], gap: float) -> list[float]:
+    """Ascending places, at least `gap` from each other, with the least sum of squares of what they were moved: isotonic
+    regression, by pooling neighbours that are out of order."""
+    pools: list[tuple[float, int]] = []
+    for n, place in enumerate(places):
+        pools.append((place - n * gap, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (one, many), (other, more) = pools[-2:]
+            pools[-2:] = [((one * many + other * more) / (many + more), many + more)]
+    level = [mean for mean, size in pools for _ in range(size)]
+    return [mean + n * gap for n, mean in enumerate(level)]
+
+
 def _points(panel: Axes, number: int, label: str, points: Iterable[Point], line: str = "") -> None:
     """Means with their intervals, in the mark of the run of that number: filled for the first dozen, hollow after."""
     every = list(points)
@@ -244,19 +270,27 @@ def _points(panel: Axes, number: int, label: str, points: Iterable[Point], line:
     look = {"marker": MARKS[number % len(MARKS)], "color": f"C{number % 10}", "linestyle": line}
     fill = {} if number < len(MARKS) else {"markerfacecolor": "white"}
     panel.errorbar(
-        at, [each.mean for each in found], spread, capsize=3, markersize=7, label=plain(label, 60), **look, **fill
+        at, [each.mean for each in found], spread, capsize=3, markersize=7, label=_safe(label, 60), **look, **fill
     )
 
 
-def _with_legend(figure: Figure, panels: Sequence[Axes]) -> Figure:
-    """One legend for all panels, outside of them."""
+def _with_legend(figure: Figure, panels: Sequence[Axes], runs: Sequence[Run]) -> Figure:
+    """One legend for all panels, outside of them, runs first and in their order."""
     named: dict[str, object] = {}
     for panel in panels:
         handles, labels = panel.get_legend_handles_labels()
         named |= dict(zip(labels, handles, strict=True))
-    figure.legend(named.values(), named.keys(), loc="outside right upper", fontsize=8)
+    ours = [label for run in runs if (label := _safe(run.name, 60)) in named]
+    order = [*ours, *(label for label in named if label not in ours)]
+    figure.legend([named[label] for label in order], order, loc="outside right upper", fontsize=8)
     return figure
 
 
 def _label(measure: str) -> str:
-    return LABELS.get(measure, f"{plain(measure, 40)}, %")
+    judge = measure.removeprefix("judged ")
+    return LABELS.get(measure, f"right by the judge {_safe(judge, 30)}, %")
+
+
+def _safe(text: str, length: int) -> str:
+    """For a label: a dollar sign begins a formula in matplotlib."""
+    return plain(text, length).replace("$", r"\$")

@@ -70,7 +70,7 @@ class Published:
     figures: tuple[Figure, ...]
 
 
-def published(layout: str) -> tuple[Published, ...]:
+def tables(layout: str) -> tuple[Published, ...]:
     """The tables about the data set of a layout; none for data of one's own."""
     return tuple(table for table in TABLES if table.layout == layout)
 

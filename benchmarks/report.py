@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks import page, plots, results, scores
+from benchmarks import page, plots, published, results, scores
 from benchmarks.markdown import Table, markdown
-from benchmarks.published import TOKENS, Figure, published
+from benchmarks.published import TOKENS, Figure
 from benchmarks.results import ALL, OUTCOMES, RIGHT_F1, Cost, Run
 from benchmarks.scores import Comparison, Interval
 
@@ -200,8 +200,8 @@ def pairs_table(first: Run, pairs: Sequence[Paired]) -> Table:
 
 def _published(runs: Sequence[Run], costs: Mapping[str, Cost], accuracy: str | None) -> Iterator[Table]:
     """Each table of a paper, our runs below the systems that they are built like."""
-    for layout in dict.fromkeys(run.about["setup"]["layout"] for run in runs):
-        for table in published(layout):
+    for layout in results.layouts(runs):
+        for table in published.tables(layout):
             figures = table.figures
             names = tuple(dict.fromkeys(name for figure in figures for name in figure.accuracy))
             tokens = tuple(name for name in TOKENS if any(name in figure.tokens for figure in figures))
@@ -209,7 +209,8 @@ def _published(runs: Sequence[Run], costs: Mapping[str, Cost], accuracy: str | N
             for figure in figures:
                 rows.append(_figure(figure, names, tokens))
                 for run in runs:
-                    if accuracy and run.about["setup"]["layout"] == layout and run.method == figure.ours:
+                    alike = run.about["setup"]["layout"] == layout and run.method == figure.ours
+                    if accuracy and alike and run.values(accuracy):
                         rows.append(_beside(run, costs[run.name], accuracy, names, tokens))
             judged = "F1" if accuracy == "f1" else accuracy
             ours = f"Ours: {judged}, on our questions, by our models." if accuracy else "No run of ours has answers."
@@ -222,7 +223,7 @@ def _figure(figure: Figure, names: Sequence[str], tokens: Sequence[str]) -> tupl
     return (
         f"{figure.system} (published)",
         *(_number(figure.accuracy.get(name), 2) for name in names),
-        *(_number(figure.tokens.get(name), 2) for name in tokens),
+        *(f"{figure.tokens[name]:g}" if name in figure.tokens else "-" for name in tokens),
     )
 
 

@@ -155,6 +155,10 @@ def categories(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(line["category"] for run in runs for line in run.lines))
 
 
+def layouts(runs: Sequence[Run]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(run.about["setup"]["layout"] for run in runs))
+
+
 def judges(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(judge for run in runs for judge in run.verdicts))
 
