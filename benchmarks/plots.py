@@ -240,14 +240,14 @@ def _spread(panel: Axes, runs: Sequence[Run], at: Sequence[float | None], found:
     axis, data = panel.transAxes.inverted(), panel.transData
     wanted = {n: float(axis.transform(data.transform((at[n], 0.0)))[0]) for n in there}
     order = sorted(there, key=lambda n: (wanted[n], n))
-    for n, place in zip(order, _set_apart([wanted[n] for n in order], GAP), strict=True):
+    for n, place in zip(order, set_apart([wanted[n] for n in order], GAP), strict=True):
         moved = float(data.inverted().transform(panel.transAxes.transform((place, 0.0)))[0])
         mean = found[n]
         assert mean is not None
         _points(panel, n, runs[n].name, [(moved, mean)])
 
 
-def _set_apart(places: Sequence[float], gap: float) -> list[float]:
+def set_apart(places: Sequence[float], gap: float) -> list[float]:
     """Ascending places, at least `gap` from each other, with the least sum of squares of what they were moved: isotonic
     regression, by pooling neighbours that are out of order."""
     pools: list[tuple[float, int]] = []
