@@ -5,6 +5,9 @@ python -m benchmarks run locomo|longmemeval|lines --data FILE --method NAME [--n
 python -m benchmarks construct locomo --data FILE [--conversations ID ...] [--sessions N]
     --encoder verbatim|rules|CARD [--prompt ours|plain] [--without PART ...] [--width N] --out DIR
 python -m benchmarks methods
+python -m benchmarks report RUN... [--out DIR] [--no-plots]
+python -m benchmarks compare RUN RUN
+python -m benchmarks verify RUN [--sample N --seed S] [--fresh]
 
 A run that was killed goes on where it was, if it is started again with the same --out.
 """
@@ -18,7 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import construction, datasets, encoders, locomo, methods, runs, tables
+from benchmarks import construction, datasets, encoders, locomo, methods, report, runs, tables, verify
 from benchmarks.environment import environment
 from benchmarks.models import load
 from benchmarks.questions import warn
@@ -46,9 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
-    if result is not None:
-        print(json.dumps(result | {"environment": environment()}))
-    return 0
+    if result is None:
+        return 0
+    print(json.dumps(result | {"environment": environment()}))
+    return 1 if result.get("same") is False else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(call=_run)
     construct = commands.add_parser("construct", help="records of one encoder: coverage, faults, cost")
     construct.set_defaults(call=_construct)
+    report.add_commands(commands)
+    verify.add_commands(commands)
     run.add_argument("layout", choices=list(datasets.LAYOUTS), help="how the data file is written")
     construct.add_argument("layout", choices=["locomo"])
     for command in (run, construct):
