@@ -393,7 +393,9 @@ def hostile(out: Path) -> Path:
     for n, text in enumerate(HOSTILE):
         evidence = [{"id": text, "kind": "turn", "session": text, "refs": [text, "r1"], "said": text, "score": 1.0}]
         plan = {"source": "rules", "type": text, "doubts": [text], "routes": [{"goal": text, "queries": [text]}]}
-        made = asked(f"q{n} {text[:300]}", text[:300], question=text, answer=text, reply=text, notes=[text, BREAK], plan=plan)
+        made = asked(
+            f"q{n} {text[:300]}", text[:300], question=text, answer=text, reply=text, notes=[text, BREAK], plan=plan
+        )
         lines.append(made | {"evidence": [evidence[0] | {"text": text}], "gold": ["r1", f"missing {text}"]})
     lines.append(failed(f"e {BREAK}") | {"error": BREAK, "category": BREAK})
     write(out, lines)
