@@ -63,7 +63,10 @@ _COUNTS_DE = {"einem": 1, "einer": 1, "zwei": 2, "drei": 3, "vier": 4, "fünf": 
 _SEASONS = {"spring": 3, "summer": 6, "fall": 9, "autumn": 9, "winter": 12}
 _HAN = "\u3000"  # from here on text is Chinese or Japanese, and English words in it would be foreign
 
-_M = "(?:" + "|".join(sorted(_MONTHS, key=len, reverse=True)) + r")\b\.?"
+_SHORTENED = [*(name[:3].lower() for name in _MONTH_NAMES if len(name) > 3), "sept"]
+_IN_FULL = [name for name in _MONTHS if name not in _SHORTENED]
+# A dot belongs to a month only where it shortens one: "in Sept. 2023", but not "It was in September."
+_M = rf"(?:(?:{'|'.join(_IN_FULL)})\b|(?:{'|'.join(_SHORTENED)})\b\.?)"
 _W = "(?:" + "|".join(sorted(_WEEKDAYS, key=len, reverse=True)) + r")\b"
 _D = r"(?:3[01]|[12]\d|0?[1-9])(?:st|nd|rd|th|\.)?"
 _Y = r"(?:1[5-9]|20|21)\d\d"
