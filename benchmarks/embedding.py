@@ -7,8 +7,9 @@ sentence-transformers' own `encode` with nothing around it. Reported are medians
 
 - load: seconds to the first vector, in a process that has imported numpy;
 - query: milliseconds for one question of 6 to 10 words, the median of `QUERIES` of them;
-- texts/s: of `--texts` turns of the file, shuffled, each as "speaker: text", in one call, by the wall and by the
-  processor (a second of two busy cores counts twice);
+- texts/s: of `--texts` turns of the file, shuffled, each as "speaker: text", in one call;
+- CPU: both again by the time of the processor (a second of two busy cores counts twice), which others on the machine
+  disturb less;
 - peak: resident megabytes.
 
 Then the vectors are compared with those of the last engine named: of `--compared` texts out of the turns, the
@@ -44,8 +45,9 @@ QUERIES, ALONE = 50, 100
 FIGURES = {
     "load": "load s",
     "query": "query ms",
+    "query CPU": "CPU",
     "texts": "texts/s",
-    "texts CPU": "texts/s of CPU",
+    "texts CPU": "CPU",
     "peak": "peak MB",
 }
 
@@ -106,14 +108,16 @@ def measure(engine: str, options: argparse.Namespace, keep: Path | None) -> dict
     data = json.loads(options.text.read_text(encoding="utf-8"))
     spent = []
     for question in [q for q in questions(data) if 6 <= len(q.split()) <= 10][: QUERIES + 5]:
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         embedder.embed([question], kind="query")
-        spent.append(1e3 * (time.perf_counter() - began))
+        spent.append((1e3 * (time.perf_counter() - began), 1e3 * (time.process_time() - worked)))
     said = turns(data)[: options.texts]
     began, worked = time.perf_counter(), time.process_time()
     rows = embedder.embed(said)
     wall, cpu = time.perf_counter() - began, time.process_time() - worked
-    figures = {"load": load, "query": median(spent[5:]), "texts": len(said) / wall, "texts CPU": len(said) / cpu}
+    query, query_cpu = (median(times) for times in zip(*spent[5:], strict=True))
+    figures = {"load": load, "query": query, "query CPU": query_cpu}
+    figures |= {"texts": len(said) / wall, "texts CPU": len(said) / cpu}
     if keep is None:
         return figures | {"peak": peak_megabytes()}
     by_themselves = np.concatenate([embedder.embed([text]) for text in said[:ALONE]])

@@ -234,9 +234,10 @@ def test_weights_of_a_whole_model_with_a_head_are_found(tmp_path: Path, tiny_ber
 
 def test_capitals_are_lowered_where_the_folder_says_so(tmp_path: Path, tiny_bert: Path) -> None:
     lowering = configured(tmp_path, tiny_bert, "sentence_bert_config.json", max_seq_length=64, do_lower_case=True)
-    embedder = load_embedder(TINY, lowering, engine="numpy")
-    assert np.array_equal(*embedder.embed(["ANA likes Tea", "ana likes tea"]))
-    assert not np.array_equal(*load_embedder(TINY, tiny_bert, engine="numpy").embed(["ANA likes Tea", "ana likes tea"]))
+    shouted, said = load_embedder(TINY, lowering, engine="numpy").embed(["ANA likes Tea", "ana likes tea"])
+    assert np.abs(shouted - said).max() < TOLERANCE
+    shouted, said = load_embedder(TINY, tiny_bert, engine="numpy").embed(["ANA likes Tea", "ana likes tea"])
+    assert np.abs(shouted - said).max() > 0.01
 
 
 def lose(name: str, weights: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
