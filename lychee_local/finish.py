@@ -13,6 +13,7 @@ from lychee_local import dates, rules
 from lychee_local.asking import Draft, Line, readable
 from lychee_local.echoes import cites, repeats, words_of
 from lychee_local.lexicon import STOP_WORDS, terms
+from lychee_local.negation import contradicts
 from lychee_local.prose import SCRIPT_BORDER, commands, statements
 from lychee_local.types import DateSpan, Record, Segment, Temporal, Turn
 
@@ -107,7 +108,7 @@ class Finisher:
         text = self._third_person(text, line)
         if self._writes_dates:
             text = self._dated(dates.annotate(text, line.said), words, source, line)
-        if self._invented(text, source, line):
+        if self._invented(text, source, line) or contradicts(text, source, line.text, self._names):
             self.rejected += 1
             return None
         if any(len(words & kept) >= _SAME_WORDS * len(words | kept) for kept in self._kept):

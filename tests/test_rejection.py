@@ -1,7 +1,7 @@
 """The rule that a record must not contradict its evidence: how often it refuses what is wrong, and what is right.
 
 Every draft was written by hand for one of the dialogues below: a paraphrase that is true, or one with an invented name,
-number or date, or told of the wrong speaker. The finisher sees them as a model's output.
+number or date, told of the wrong speaker, or denied. The finisher sees them as a model's output.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ FLAT_DRAFTS: Drafts = (
     (3, "Noor is allergic to dogs.", "speaker"),
     (3, "Piet sold an old van for 5300 euros.", "number"),
     (3, "Piet sold the van to Marek to pay for a boat trip.", "name"),
+    (2, "Noor's dog Biscuit is not afraid of bicycles.", "negation"),
+    (3, "Piet is not allergic to dogs.", "negation"),
+    (1, "Lars does not play the cello.", "negation"),
 )
 CAFE: Said = (
     ("Salma", "Yesterday I signed the lease for my cafe in Ghent. We open on 14 September 2024 with twelve tables."),
@@ -85,6 +88,9 @@ CAFE_DRAFTS: Drafts = (
     (3, "Owen ran a half marathon in 2017.", "date"),
     (4, "Salma quit the job at the bank in May 2024.", "date"),
     (4, "Owen quit his job at the bank in March 2024.", "speaker"),
+    (3, "Owen eats gluten.", "negation"),
+    (2, "Dalia did not learn it from their grandmother.", "negation"),
+    (3, "Owen has an intolerance of gluten.", ""),
 )
 BIKE: Said = (
     ("Tariq", "My son Idris turned 7 last Friday. We gave him a green bike and a kite."),
@@ -112,6 +118,8 @@ BIKE_DRAFTS: Drafts = (
     (2, "Wanda starts a new job at Larkspur on 1 August 2024.", "speaker"),
     (3, "Wanda has three parrots.", "number"),
     (3, "Tariq would rather work from home.", "speaker"),
+    (1, "Wanda does not collect stamps.", "negation"),
+    (3, "Wanda's parrots keep her company, so she never gets lonely.", ""),
 )
 # This dialogue and the next were written after the rule was made for those before, and are looser in their wording.
 FAIR: Said = (
@@ -158,6 +166,8 @@ FAIR_DRAFTS: Drafts = (
     (3, "Felix lost a drone over Lake Traunsee.", "name"),
     (4, "It is minus 13 degrees and there is snow.", "number"),
     (4, "Hannah told Felix to bring warm clothes.", "name"),
+    (1, "Felix does not know how to fix shoes.", "negation"),
+    (3, "Felix will not bring a drone.", "negation"),
 )
 BOAT: Said = (
     ("Bruno", "We finally bought the boathouse on the river Oker. It needs a new roof for around 15,000."),
@@ -194,6 +204,9 @@ BOAT_DRAFTS: Drafts = (
     (3, "Bruno gave up coffee two months ago.", "speaker"),
     (4, "Bruno is off to Krakow for a trade fair.", "name"),
     (4, "Leila never drinks tea.", "speaker"),
+    (4, "Bruno drinks tea.", "negation"),
+    (4, "Bruno drinks only coffee.", ""),
+    (2, "Emil cannot read yet.", "negation"),
 )
 CASES = (
     (FLAT, datetime(2024, 6, 10, 18), FLAT_DRAFTS),
@@ -236,7 +249,7 @@ def test_the_set_is_balanced() -> None:
     labels = [wrong for _, _, drafts in CASES for _, _, wrong in drafts]
     assert len(labels) >= 60
     assert abs(labels.count("") - len(labels) / 2) <= 0.1 * len(labels)
-    assert all(labels.count(kind) >= 5 for kind in ("name", "number", "date", "speaker"))
+    assert all(labels.count(kind) >= 5 for kind in ("name", "number", "date", "speaker", "negation"))
 
 
 def test_precision_and_recall_of_the_rejection() -> None:
@@ -250,7 +263,7 @@ def test_precision_and_recall_of_the_rejection() -> None:
     assert recall >= 0.9, mistakes
 
 
-@pytest.mark.parametrize("kind", ["name", "number", "date", "speaker"])
+@pytest.mark.parametrize("kind", ["name", "number", "date", "speaker", "negation"])
 def test_every_kind_of_invention_is_found(kind: str) -> None:
     outcomes = [out for _, wrong, out in judged() if wrong == kind]
     assert sum(outcomes) >= 0.8 * len(outcomes)
