@@ -82,6 +82,7 @@ def show(name: Annotated[str, typer.Argument(help="Model name.")], *, home: Home
         rows |= {
             "dimension": str(card.dimension),
             "pooling": str(card.pooling),
+            "computed by": {"auto": "numpy where it can, else torch"}.get(card.engine, card.engine),
             "query prefix": card.query_prefix or "none",
         }
         rows |= {"calibration": str(screen.plain(card.calibration))}

@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 from tiny_models import TINY, WORDS, make_bert, make_cross_encoder
 
-from lychee_local import cards
+from lychee_local import Memory, cards
 from lychee_local.backends import Vectors, bert
 from lychee_local.backends.bert import Bert, gelu
 from lychee_local.backends.bge import TorchEncoder
 from lychee_local.backends.load import load_embedder
 from lychee_local.backends.sentences import SentenceEmbedder
+from lychee_local.cards import Engine
 from lychee_local.errors import BadInput, ModelDamaged
 
 # Between two sums of the same floats in another order; a cosine would hide it.
@@ -172,12 +173,26 @@ def test_an_interrupt_passes_through_and_leaves_the_embedder_usable(tiny_bert: P
 
 def test_torch_is_not_imported(tiny_bert: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from lychee_local.backends.bert import Bert\n"
-        f"Bert(Path({str(tiny_bert)!r})).encode(['ana likes tea', 'bo'])\n"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from pathlib import Path\n"
+        "from tiny_models import TINY; from lychee_local.backends.load import load_embedder\n"
+        f"load_embedder(TINY, Path({str(tiny_bert)!r})).embed(['ana likes tea', 'bo'])\n"
         "print(*[name for name in ('torch', 'transformers', 'scipy', 'sentence_transformers') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stdout.split(), ran.stderr) == (0, [], "")
+
+
+def test_a_memory_written_through_torch_is_read_through_numpy_as_it_is(tmp_path: Path, tiny_bert: Path) -> None:
+    engines: tuple[Engine, ...] = ("torch", "numpy")
+    ours, theirs = (load_embedder(TINY, tiny_bert, engine=engine) for engine in engines)
+    with Memory.open(home=tmp_path, llm=None, embedder=ours, reranker=None) as memory:
+        memory.remember(["Ana likes green tea.", "Bo likes jazz.", "Who likes pottery?"])
+        before = memory.recall("Who likes jazz?")
+    with Memory.open(home=tmp_path, llm=None, embedder=theirs, reranker=None, read_only=True) as memory:
+        after = memory.recall("Who likes jazz?")
+    similarities = [{found.id: found.similarity for found in each.evidence} for each in (before, after)]
+    assert similarities[1] == pytest.approx(similarities[0], abs=1e-5)
+    assert similarities[0]
 
 
 # --- which folders ---

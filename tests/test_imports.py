@@ -40,7 +40,7 @@ MAY_KNOW = {
 _TOP = {module: group for group, modules in GROUPS.items() for module in modules.split()}
 
 ENGINES = ("torch", "llama_cpp", "outlines", "llguidance", "sentence_transformers", "transformers", "FlagEmbedding")
-ENGINES_AND_SLOW = (*ENGINES, "hnswlib", "huggingface_hub", "rich", "typer")
+ENGINES_AND_SLOW = (*ENGINES, "hnswlib", "huggingface_hub", "rich", "safetensors", "tokenizers", "typer")
 # Not "socket": the store's lock asks it for the name of this machine.
 NETWORK = {"ssl", "http", "urllib", "ftplib", "requests", "httpx", "aiohttp", "huggingface_hub"}
 

@@ -1,8 +1,8 @@
 """The only package that loads models. Three small protocols; everything else in lychee_local sees only these.
 
-Real adapters: `llama.LlamaLLM`, `bge.SentenceEmbedder`, `bge.CrossEncoder`. Fakes with numbers that can be computed by
-hand: `fake.FakeLLM`, `fake.HashEmbedder`, `fake.OverlapReranker`. Adapters import their engine inside the constructor,
-so that importing lychee_local stays cheap and works where an engine is missing.
+Real adapters: `llama.LlamaLLM`, `sentences.SentenceEmbedder`, `bge.CrossEncoder`. Fakes with numbers that can be
+computed by hand: `fake.FakeLLM`, `fake.HashEmbedder`, `fake.OverlapReranker`. Adapters import their engine inside the
+constructor, so that importing lychee_local stays cheap and works where an engine is missing.
 """
 
 from __future__ import annotations

@@ -42,9 +42,8 @@ class SentenceEmbedder:
     `query_prefix` goes before every window of a query and before no passage. A text longer than the encoder's limit is
     split near white space into windows of similar length, and their vectors are averaged.
 
-    `name` and `digest` are those of the weights, whatever computes with them: what a memory keeps was the same either
-    way to a cosine of 0.9999, so a memory written through one encoder is read through another, and nothing is embedded
-    anew (tests/test_bert.py holds them to it).
+    `name` and `digest` are those of the weights, whatever computes with them: vectors of two encoders have a cosine of
+    0.999999 or more (tests/test_bert.py), so a memory written through one is read through the other as it is.
 
     For embedding only, a lone surrogate is read as "?" and NUL as a space; what is stored and shown is not touched.
 
