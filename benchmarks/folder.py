@@ -2,6 +2,7 @@
 
     run.json                what was run, with which models, settings and versions, on which data and machine
     construction.jsonl      a line for each conversation: what was stored, and what it cost
+    peers/                  what a peer and the server it asks wrote to their logs
     questions/ID.jsonl      a line for each question: plan, evidence, answer, scores, tokens, seconds, or the error
     summary.json            the table
 
@@ -29,6 +30,7 @@ def claim(setup: Setup, places: Places) -> None:
 
     Raises:
         ValueError: it holds another run, or this one was begun with other versions or on another machine.
+        PeerFailed: the method is a peer that is not installed.
     """
     models = Models(setup.profile, places.models)
     asked = method(setup.method)
@@ -39,6 +41,8 @@ def claim(setup: Setup, places: Places) -> None:
         "models": models.digests(),
         "environment": environment(),
     }
+    if asked.peer is not None:
+        mine["peer"] = asked.peer.versions(places.peer_python) | {"context": places.peer_context}
     mine = json.loads(json.dumps(mine))
     path = places.out / "run.json"
     (places.out / "questions").mkdir(parents=True, exist_ok=True)
