@@ -88,7 +88,7 @@ class ChildPeer:
     `settings` go into the request that opens it. `patience` is how many seconds a reply may take."""
 
     def __init__(self, start: Callable[[], Child], settings: Line, meter: Meter, *, patience: float) -> None:
-        self._start, self._settings, self._meter, self._patience = start, settings, meter, patience
+        self._start, self._settings, self._meter, self.patience = start, settings, meter, patience
         self._child: Child | None = None
         self._turns_at_once = 1
         self._refused: dict[str, None] = {}
@@ -139,7 +139,7 @@ class ChildPeer:
         return self._reply(self._child, request)
 
     def _reply(self, child: Child, request: Line) -> object:
-        reply = child.ask(request, within=self._patience)
+        reply = child.ask(request, within=self.patience)
         self._refused |= dict.fromkeys(reply.get("refused", ()))
         if self._meter.failure is not None:
             raise self._meter.failure
