@@ -23,6 +23,7 @@ from benchmarks import construction, datasets, encoders, locomo, methods, runs, 
 from benchmarks.environment import environment
 from benchmarks.models import load
 from benchmarks.questions import warn
+from benchmarks.setups import Places, Setup
 from benchmarks.vectors import StoredVectors
 from lychee_local.backends.load import load_embedder
 from lychee_local.cards import default_home
@@ -104,7 +105,7 @@ def _methods(_: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> Result:
-    setup = runs.Setup(
+    setup = Setup(
         layout=options.layout,
         data=str(options.data.resolve()),
         method=options.method,
@@ -121,7 +122,7 @@ def _run(options: argparse.Namespace) -> Result:
         adversarial=options.adversarial,
         corrections=None if options.corrections is None else str(options.corrections.resolve()),
     )
-    places = runs.Places(
+    places = Places(
         options.out.resolve(),
         (options.stores or options.out.parent / "stores").resolve(),
         options.home,

@@ -62,7 +62,7 @@ class Transcript:
 
     def _ranked(self, shows: Shows, question: Question) -> list[tuple[int, float]]:
         """Places of turns with their scores, best first; without turns that a ranking of words says nothing of."""
-        dense: Scores = self._vectors @ self._asked(question)
+        dense: npt.NDArray[np.floating] = self._vectors @ self._asked(question)
         if shows == "dense":
             return [(i, float(dense[i])) for i in _best(dense)]
         if shows == "reranked":
@@ -93,7 +93,8 @@ class Transcript:
                 yield _item([self.turns[n] for n in mine], score)
 
     def _asked(self, question: Question) -> Vectors:
-        return self._memory.embed([question.text], kind="query")[0]
+        vector: Vectors = self._memory.embed([question.text], kind="query")[0]
+        return vector
 
     @cached_property
     def _vectors(self) -> Vectors:
@@ -142,7 +143,8 @@ class Transcript:
 
 def _best(scores: npt.NDArray[np.floating]) -> list[int]:
     """Places by score, best first, ties by place."""
-    return np.argsort(-scores, kind="stable").tolist()
+    places: list[int] = np.argsort(-scores, kind="stable").tolist()
+    return places
 
 
 def affordable(items: Iterable[Evidence], budget: int | None) -> tuple[Evidence, ...]:
