@@ -406,13 +406,17 @@ def test_a_server_that_does_not_start_fails_the_run_even_if_the_peer_goes_on(tmp
         assert [call.outcome for call in meter.usage()] == ["refused: no server"]
 
 
-def test_a_server_that_died_is_named() -> None:
+def test_a_server_that_died_fails_the_run_too(tmp_path: Path) -> None:
     with upstream() as port:
         pass
-    with Meter(model="s", upstream=lambda: port, embed=no_vectors) as meter:
+    with (
+        Meter(model="s", upstream=lambda: port, embed=no_vectors) as meter,
+        toy(tmp_path, meter, by_model=True) as peer,
+    ):
         status, reply = post(meter, "chat/completions", says("one"))
-    assert status == 502
-    assert reply["error"]["message"].startswith("the server did not answer: ConnectionRefusedError")
+        assert (status, reply["error"]["type"]) == (502, "invalid_request_error")
+        with pytest.raises(PeerFailed, match="server did not answer: ConnectionRefusedError"):
+            peer.ingest([message("s1:1", "one")])
 
 
 def test_embeddings_are_ours_and_cost_no_tokens() -> None:
@@ -448,7 +452,8 @@ def test_what_cannot_be_answered_is_said(meter: Meter, path: str, body: object, 
 
 @pytest.fixture
 def toy_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "toy", Method("a toy", peer=Kind("toy", str(TOY), ("pytest",), "dev", items=2)))
+    kind = Kind("toy", str(TOY), ("pytest",), "dev", items=2, embeds=False)
+    monkeypatch.setitem(METHODS, "toy", Method("a toy", peer=kind))
 
 
 def data(folder: Path, *, turns: Sequence[str], questions: Sequence[tuple[str, Sequence[str]]]) -> Path:

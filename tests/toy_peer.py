@@ -37,7 +37,7 @@ class Toy:
         ]
 
     def usage(self) -> Line:
-        return {"memories": len(self.kept.read_text().splitlines()), "lost": 0}
+        return {"memories": len(self.kept.read_text().splitlines()), "lost": 0, "empty": 0}
 
 
 def shared(text: str, question: str) -> float:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -39,7 +40,8 @@ class Adapter(Protocol):
         ...
 
     def usage(self) -> Line:
-        """What it keeps (`memories`) and what it could not take in (`lost`, in turns)."""
+        """What it keeps (`memories`), and the turns that it could not take in (`lost`), or took in and kept nothing of
+        (`empty`)."""
         ...
 
 
@@ -68,7 +70,8 @@ def _done(adapter: Adapter, request: Line) -> object:
     if request["do"] == "evidence":
         return adapter.evidence(request["question"], request["items"])
     if request["do"] == "usage":
-        return adapter.usage()
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return adapter.usage() | {"peak_mb": most // (1 << 20 if sys.platform == "darwin" else 1 << 10)}
     raise ValueError(f"no request {request['do']!r}")
 
 

@@ -104,7 +104,9 @@ def remembered(
 
         peer = ChildPeer(start, settings, meter, patience=places.peer_patience)
         ends.callback(peer.close)
-        built = _taken_in(peer, folder, conversation, say)
+        if kind.embeds:
+            models.bare_embedder.embed(["loaded before a clock runs"])
+        built = _taken_in(peer, folder, conversation, server, say)
         yield Remembered(peer, built, setup.items or kind.items, setup.budget)
 
 
@@ -118,7 +120,9 @@ def store_name(kind: Kind, setup: Setup, places: Places, models: Models) -> str:
     return f"{kind.name}-{hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
-def _taken_in(peer: ChildPeer, folder: Path, conversation: Conversation, say: Report) -> Line:
+def _taken_in(
+    peer: ChildPeer, folder: Path, conversation: Conversation, server: LlamaServer | None, say: Report
+) -> Line:
     done = folder / TAKEN_IN
     if done.exists():
         kept: Line = json.loads(done.read_text(encoding="utf-8"))
@@ -128,6 +132,8 @@ def _taken_in(peer: ChildPeer, folder: Path, conversation: Conversation, say: Re
         say(Problem(conversation.id, "taking it in was cut the last time; the peer begins it anew"))
         shutil.rmtree(folder)
     (folder / "peer").mkdir(parents=True)
+    if server is not None:
+        server.port()
     began = time.perf_counter()
     peer.ingest(conversation.messages)
     kept_by_peer = peer.kept()
@@ -138,11 +144,13 @@ def _taken_in(peer: ChildPeer, folder: Path, conversation: Conversation, say: Re
         "turns": len(conversation.messages),
         "records": kept_by_peer.memories,
         "turns_lost": kept_by_peer.lost,
+        "turns_without_records": kept_by_peer.empty,
         "construction_tokens": sum(call.prompt_tokens + call.output_tokens for call in calls),
         "construction_calls": len(calls),
         "construction_calls_failed": [call.outcome for call in calls if call.outcome != "ok"],
         "encoding_seconds": round(sum(call.seconds for call in calls), 1),
         "seconds": seconds,
+        "peak_mb": kept_by_peer.peak_mb,
         "refused": list(peer.refused),
     }
     write(done, line)

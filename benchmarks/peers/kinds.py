@@ -26,13 +26,14 @@ print(json.dumps({"python": platform.python_version()} | {name: of(name) for nam
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A peer: its adapter (a module, or a file), the packages that make it what it is, the dependency group that brings
-    them, and how many items it gives for a question where a run does not say."""
+    them, how many items it gives for a question where a run does not say, and whether it asks for vectors."""
 
     name: str
     adapter: str
     packages: tuple[str, ...]
     group: str
     items: int
+    embeds: bool = True
 
     def versions(self, python: Path | None) -> dict[str, str]:
         """What of it that interpreter has (None: ours), and which adapter of ours speaks for it.

@@ -34,11 +34,14 @@ class LlamaIndex:
         from llama_index.embeddings.openai_like import OpenAILikeEmbedding
         from llama_index.llms.openai_like import OpenAILike
         from llama_index.vector_stores.qdrant import QdrantVectorStore
+        from openai import APIError
         from qdrant_client import AsyncQdrantClient
 
         folder = Path(request["folder"])
         server = {"api_base": request["url"], "api_key": "none", "timeout": PATIENCE, "max_retries": 0}
         self._message = ChatMessage
+        self._failed = APIError
+        self._lost = 0
         self._found: list[Any] = []
         self._loop = asyncio.new_event_loop()
         self._store = AsyncQdrantClient(path=str(folder / "qdrant"))
@@ -62,7 +65,11 @@ class LlamaIndex:
         if self._facts is not None:
             day = [] if said is None else [f"These messages were said on {datetime.fromisoformat(said):%d %B %Y}."]
             dated = [*(self._message(role="system", content=text) for text in day), *messages]
-            self._loop.run_until_complete(self._facts.aput(dated))
+            try:
+                self._loop.run_until_complete(self._facts.aput(dated))
+            except self._failed:
+                # The server refused the call, or failed at it: the meter has noted how. The passages are kept.
+                self._lost += len(turns)
             self._kept.write_text(json.dumps(self._facts.facts, ensure_ascii=False), encoding="utf-8")
         # A passage keeps one thing of ours, which LlamaIndex calls its session: where it comes from.
         source = json.dumps({"session": session, "refs": [turn["ref"] for turn in turns], "said": said})
@@ -82,7 +89,11 @@ class LlamaIndex:
 
     def usage(self) -> Line:
         passages = self._loop.run_until_complete(self._store.count("passages"))
-        return {"memories": passages.count + (0 if self._facts is None else len(self._facts.facts)), "lost": 0}
+        return {
+            "memories": passages.count + (0 if self._facts is None else len(self._facts.facts)),
+            "lost": self._lost,
+            "empty": 0,
+        }
 
 
 def _role(turn: Line) -> str:

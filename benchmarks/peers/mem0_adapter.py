@@ -51,7 +51,7 @@ class Mem0:
             engine.client = engine.client.with_options(timeout=PATIENCE, max_retries=0)
         self._by_model: bool = request["by_model"]
         self._failed = LLMError
-        self._lost = 0
+        self._lost = self._empty = 0
         self.turns_at_once = 2 if self._by_model else 1
 
     def ingest(self, turns: list[Line]) -> None:
@@ -62,10 +62,13 @@ class Mem0:
         ]
         source = {"refs": [turn["ref"] for turn in turns], "session": turns[0]["session"], "said": said}
         try:
-            self._memory.add(messages, user_id=USER, metadata=source, infer=self._by_model, prompt=day)
+            made = self._memory.add(messages, user_id=USER, metadata=source, infer=self._by_model, prompt=day)
         except self._failed:
             # The server refused the call, or failed at it: the meter has noted how. mem0 keeps nothing of these turns.
             self._lost += len(turns)
+            return
+        if not made["results"]:  # there was nothing to keep, or mem0 could not read what the model wrote
+            self._empty += len(turns)
 
     def evidence(self, question: str, items: int) -> list[Line]:
         found = self._memory.search(question, filters={"user_id": USER}, top_k=items)["results"]
@@ -85,7 +88,7 @@ class Mem0:
 
     def usage(self) -> Line:
         stored = self._memory.get_all(filters={"user_id": USER}, top_k=1_000_000)["results"]
-        return {"memories": len(stored), "lost": self._lost}
+        return {"memories": len(stored), "lost": self._lost, "empty": self._empty}
 
 
 if __name__ == "__main__":

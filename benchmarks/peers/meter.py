@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self, cast
 
+from benchmarks.peers.child import PeerFailed
 from lychee_local.backends import Vectors
 from lychee_local.errors import LycheeError
 from lychee_local.types import Purpose, Usage
@@ -31,8 +32,8 @@ PATIENCE = 3_600.0  # seconds
 
 class Meter:
     """`upstream` gives the port of the server, and is called when the first call of a model is made; None: there is no
-    language model. `embed` maps texts to vectors, one call at a time. `failure` is why there is no server where there
-    should be one: a peer may swallow that, whoever runs it must not."""
+    language model. `embed` maps texts to vectors, one call at a time. `failure` is why the server did not answer at
+    all: a peer may swallow that, whoever runs it must not."""
 
     def __init__(
         self, *, model: str, upstream: Callable[[], int] | None, embed: Callable[[Sequence[str]], Vectors]
@@ -119,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
                 raise _Refused(400, "ask without stream: the tokens of a stream are not counted")
             if meter.upstream is None:
                 raise _Refused(503, "this run has no language model")
-            status, reply = _passed_on(self._port(meter.upstream), self.path, request | GREEDY | {"model": meter.model})
+            status, reply = self._from_server(meter.upstream, request | GREEDY | {"model": meter.model})
         except _Refused as refused:
             meter.note(Usage(meter.purpose, meter.model, 0, 0, outcome=f"refused: {refused}"))
             raise
@@ -137,9 +138,9 @@ class _Handler(BaseHTTPRequestHandler):
         )
         return status, reply
 
-    def _port(self, upstream: Callable[[], int]) -> int:
+    def _from_server(self, upstream: Callable[[], int], request: Line) -> tuple[int, Line]:
         try:
-            return upstream()
+            return _passed_on(upstream(), self.path, request)
         except LycheeError as error:
             self._meter.failure = error
             raise _Refused(502, str(error)) from error
@@ -182,7 +183,7 @@ def _passed_on(port: int, path: str, request: Line) -> tuple[int, Line]:
         answered = connection.getresponse()
         reply = json.loads(answered.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _Refused(502, f"the server did not answer: {type(error).__name__} {error}") from error
+        raise PeerFailed(f"the language model's server did not answer: {type(error).__name__} {error}") from error
     finally:
         connection.close()
     return answered.status, reply if isinstance(reply, dict) else {}

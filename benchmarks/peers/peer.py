@@ -66,11 +66,13 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a peer says that it has of a conversation: `memories`, in its own unit; `lost` turns it could not take
-    in."""
+    """What a peer says that it has of a conversation: `memories`, in its own unit; how many turns it could not take in
+    (`lost`), or took in and kept nothing of (`empty`); the most memory that its process had."""
 
     memories: int
     lost: int
+    empty: int
+    peak_mb: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +143,9 @@ class ChildPeer:
     def _reply(self, child: Child, request: Line) -> object:
         reply = child.ask(request, within=self.patience)
         self._refused |= dict.fromkeys(reply.get("refused", ()))
-        if self._meter.failure is not None:
-            raise self._meter.failure
+        failure, self._meter.failure = self._meter.failure, None
+        if failure is not None:
+            raise failure
         return reply["done"]
 
     def _checked(self, form: TypeAdapter[T], value: object) -> T:
