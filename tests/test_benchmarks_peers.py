@@ -30,6 +30,7 @@ from benchmarks.peers.peer import ChildPeer, Found
 from benchmarks.peers.server import MODULES, LlamaServer
 from lychee_local import Message
 from lychee_local.backends import Vectors
+from lychee_local.backends.fake import HashEmbedder
 from lychee_local.backends.llama import LlamaLLM
 from lychee_local.errors import ModelError
 from lychee_local.types import ChatMessage, Usage
@@ -592,16 +593,99 @@ def test_the_server_counts_a_prompt_as_we_do_and_ends_with_us(tmp_path: Path, sm
     llm.close()
 
 
-@pytest.mark.model
-@pytest.mark.parametrize("kind", [MEM0, LLAMAINDEX], ids=lambda kind: str(kind.name))
-def test_a_real_peer_finds_a_turn_by_its_source(tmp_path: Path, models: Path, kind: Kind) -> None:
-    """`PEER_MEM0_PYTHON`, `PEER_LLAMAINDEX_PYTHON`: interpreters that have them, else ours."""
+def python_of(kind: Kind) -> Path:
+    """The interpreter that has a peer: PEER_MEM0_PYTHON, PEER_LLAMAINDEX_PYTHON, else ours."""
     variable = f"PEER_{kind.name.upper()}_PYTHON"
     python = Path(os.environ.get(variable, sys.executable))
     try:
         kind.versions(python)
     except PeerFailed as error:
         pytest.skip(f"{error.message}; {variable} names an interpreter that has them")
+    return python
+
+
+@contextmanager
+def real(kind: Kind, folder: Path, answer: Callable[[Line], tuple[int, Line]]) -> Iterator[ChildPeer]:
+    """A peer that is really there, with a language model that answers what it is told to."""
+    python, embedder = python_of(kind), HashEmbedder(64)
+
+    def start() -> Child:
+        return Child(python, kind.adapter, home=folder, log=folder / "log", talks=True)
+
+    with upstream(answer) as port, Meter(model="s", upstream=lambda: port, embed=embedder.embed) as meter:
+        settings: Line = {"folder": str(folder), "model": "s", "embedder": "hash", "dimension": 64, "by_model": True}
+        peer = ChildPeer(start, settings, meter, patience=120.0)
+        try:
+            yield peer
+        finally:
+            peer.close()
+
+
+def writes(text: str) -> tuple[int, Line]:
+    return 200, {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "s",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 7, "total_tokens": 107},
+    }
+
+
+def shown(request: Line) -> str:
+    return "\n".join(each["content"] for each in request["messages"])
+
+
+def test_mem0_keeps_what_the_model_writes_and_its_calls_are_counted(tmp_path: Path) -> None:
+    replies = ['{"memory": [{"id": "0", "text": "Ana sold her blue boat."}]}', '{"memory": []}']
+    seen: list[str] = []
+
+    def answer(request: Line) -> tuple[int, Line]:
+        seen.append(shown(request))
+        return writes(replies[len(seen) - 1]) if len(seen) < 3 else (400, {"error": {"message": "too long"}})
+
+    turns = [message("s1:1", "I sold my boat."), message("s1:2", "It was blue."), message("s1:3", "Well.")]
+    with real(MEM0, tmp_path, answer) as peer:
+        peer.ingest([*turns, message("s2:1", "One more.")])
+        kept = peer.kept()
+        found = peer.evidence("What did Ana sell?", 5)
+        calls = peer.usage()
+    assert (kept.memories, kept.empty, kept.lost) == (1, 1, 1)
+    assert [call.prompt_tokens + call.output_tokens for call in calls] == [107, 107, 0]
+    assert "Ana: I sold my boat." in seen[0]
+    assert "Observation Date: 2024-05-01 (Wednesday)" in seen[0]
+    (memory,) = found.evidence
+    assert (memory.text, memory.memory_type, memory.session) == ("Ana sold her blue boat.", "fact", "s1")
+    assert (memory.refs, memory.said, found.traced) == (("s1:1", "s1:2"), AT, False)
+
+
+def test_llamaindex_keeps_facts_and_passages(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def answer(request: Line) -> tuple[int, Line]:
+        seen.append(shown(request))
+        return writes("<facts><fact>Ana sold her blue boat.</fact></facts>")
+
+    with real(LLAMAINDEX, tmp_path, answer) as peer:
+        peer.ingest([message("s1:1", "I sold my boat."), message("s1:2", "It was\nblue."), message("s2:1", "Well.")])
+        kept = peer.kept()
+        peer.close()  # what it knows is on disk
+        found = peer.evidence("Ana: Well.", 1)
+        calls = peer.usage()
+    # One fact, which both calls wrote, and a passage for each session.
+    assert (kept.memories, kept.lost) == (3, 0)
+    assert [call.prompt_tokens + call.output_tokens for call in calls] == [107, 107]
+    assert "These messages were said on 01 May 2024." in seen[0]
+    assert "<fact>Ana sold her blue boat.</fact>" in seen[1]
+    fact, passage = found.evidence
+    assert (fact.text, fact.kind, found.traced) == ("Ana sold her blue boat.", "record", False)
+    assert (passage.text, passage.kind, passage.refs, passage.said) == ("Ana: Well.", "window", ("s2:1",), AT)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kind", [MEM0, LLAMAINDEX], ids=lambda kind: str(kind.name))
+def test_a_real_peer_finds_a_turn_by_its_source(tmp_path: Path, models: Path, kind: Kind) -> None:
+    python = python_of(kind)
     path = data(
         tmp_path,
         turns=["I sold the blue boat.", "It rains in Porto today.", "I began to learn the cello."],
