@@ -509,13 +509,16 @@ def test_a_second_run_uses_what_the_peer_kept(tmp_path: Path, toy_method: None) 
 
 
 def test_a_peer_that_was_cut_begins_anew_and_says_so(
-    tmp_path: Path, toy_method: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, toy_method: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = tmp_path / "ready"
     texts = ["One.", "Two.", f"die until there is: {ready}"]
     path = data(tmp_path, turns=texts, questions=[("one", ["s1:1"])])
+    monkeypatch.setattr("benchmarks.peers.conversation.SAID_EVERY", 0.0)
     assert run(path) == 2
-    assert "toy_peer died when asked to ingest; the end of its log: not yet" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "toy.1: 2 of 3 turns taken in, 0 calls, 0 tokens" in told
+    assert "toy_peer died when asked to ingest; the end of its log: not yet" in told
     ready.touch()
     assert run(path) == 0
     assert "toy.1: taking it in was cut the last time; the peer begins it anew" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +28,12 @@ from benchmarks.peers.kinds import Kind
 from benchmarks.peers.meter import Meter
 from benchmarks.peers.peer import ChildPeer, Found
 from benchmarks.peers.server import LlamaServer
-from benchmarks.questions import Conversation, Problem, Question, Report, warn
+from benchmarks.questions import Conversation, Question
 from benchmarks.setups import Places, Setup
 from lychee_local.types import Usage
 
 TAKEN_IN = "taken-in.json"
+SAID_EVERY = 60.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Remembered:
 
 @contextmanager
 def remembered(
-    kind: Kind, setup: Setup, places: Places, conversation: Conversation, models: Models, say: Report = warn
+    kind: Kind, setup: Setup, places: Places, conversation: Conversation, models: Models
 ) -> Iterator[Remembered]:
     """The memory of a conversation, built or found; the peer, the meter and the server end with the block.
 
@@ -106,7 +107,7 @@ def remembered(
         ends.callback(peer.close)
         if kind.embeds:
             models.bare_embedder.embed(["loaded before a clock runs"])
-        built = _taken_in(peer, folder, conversation, server, say)
+        built = _taken_in(peer, folder, conversation, server)
         yield Remembered(peer, built, setup.items or kind.items, setup.budget)
 
 
@@ -120,22 +121,20 @@ def store_name(kind: Kind, setup: Setup, places: Places, models: Models) -> str:
     return f"{kind.name}-{hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
-def _taken_in(
-    peer: ChildPeer, folder: Path, conversation: Conversation, server: LlamaServer | None, say: Report
-) -> Line:
+def _taken_in(peer: ChildPeer, folder: Path, conversation: Conversation, server: LlamaServer | None) -> Line:
     done = folder / TAKEN_IN
     if done.exists():
         kept: Line = json.loads(done.read_text(encoding="utf-8"))
         return kept | {"seconds_now": 0.0, "begun_anew": False}
     cut = folder.exists()
     if cut:
-        say(Problem(conversation.id, "taking it in was cut the last time; the peer begins it anew"))
+        _say(f"{conversation.id}: taking it in was cut the last time; the peer begins it anew")
         shutil.rmtree(folder)
     (folder / "peer").mkdir(parents=True)
     if server is not None:
         server.port()
     began = time.perf_counter()
-    peer.ingest(conversation.messages)
+    peer.ingest(conversation.messages, _progress(peer, conversation))
     kept_by_peer = peer.kept()
     calls = peer.usage()
     seconds = round(time.perf_counter() - began, 2)
@@ -155,6 +154,26 @@ def _taken_in(
     }
     write(done, line)
     return line | {"seconds_now": seconds, "begun_anew": cut}
+
+
+def _progress(peer: ChildPeer, conversation: Conversation) -> Callable[[int], None]:
+    """Says about once a minute how far it is: a small computer works for hours on some."""
+    said = time.monotonic()
+
+    def tell(turns: int) -> None:
+        nonlocal said
+        if time.monotonic() - said > SAID_EVERY:
+            said = time.monotonic()
+            calls = peer.usage()
+            tokens = sum(call.prompt_tokens + call.output_tokens for call in calls)
+            of = f"{turns} of {len(conversation.messages)} turns"
+            _say(f"{conversation.id}: {of} taken in, {len(calls)} calls, {tokens} tokens")
+
+    return tell
+
+
+def _say(told: str) -> None:
+    print(told, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from benchmarks.environment import sha256
@@ -41,23 +42,27 @@ class Kind:
         Raises:
             PeerFailed: the interpreter cannot be run, or lacks one of the packages.
         """
-        python = python or Path(sys.executable)
         hint = f"make an environment, install the group {self.group} in it, and give its python by --peer-python"
-        try:
-            ran = subprocess.run(
-                [python, "-I", "-c", _VERSIONS, *self.packages], capture_output=True, text=True, check=True, timeout=60
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise PeerFailed(f"{python} is no Python that can be run: {error}", hint=hint) from error
-        found: dict[str, str | None] = json.loads(ran.stdout)
-        if missing := [name for name, version in found.items() if version is None]:
-            raise PeerFailed(f"{python} does not have {', '.join(missing)}", hint=hint)
-        return {name: str(version) for name, version in found.items()} | {"adapter": self._adapter_hash()}
+        return _versions(python or Path(sys.executable), self.packages, hint) | {"adapter": self._adapter_hash()}
 
     def _adapter_hash(self) -> str:
         if self.adapter.endswith(".py"):
             return sha256(Path(self.adapter))[:16]
         return sha256(Path(__file__).with_name(self.adapter.rpartition(".")[2] + ".py"))[:16]
+
+
+@cache
+def _versions(python: Path, packages: tuple[str, ...], hint: str) -> dict[str, str]:
+    try:
+        ran = subprocess.run(
+            [python, "-I", "-c", _VERSIONS, *packages], capture_output=True, text=True, check=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PeerFailed(f"{python} is no Python that can be run: {error}", hint=hint) from error
+    found: dict[str, str | None] = json.loads(ran.stdout)
+    if missing := [name for name, version in found.items() if version is None]:
+        raise PeerFailed(f"{python} does not have {', '.join(missing)}", hint=hint)
+    return {name: str(version) for name, version in found.items()}
 
 
 MEM0 = Kind("mem0", "benchmarks.peers.mem0_adapter", ("mem0ai", "qdrant-client", "openai"), "peer-mem0", items=20)
