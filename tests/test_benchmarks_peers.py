@@ -246,6 +246,24 @@ def test_a_peer_that_answers_garbage_is_ended(tmp_path: Path, meter: Meter) -> N
     assert not started[-1].alive
 
 
+def test_a_peer_that_ended_between_two_portions_is_not_started_anew(tmp_path: Path, meter: Meter) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text('for _ in range(2): input(); print(\'{"done": {"turns_at_once": 1}}\', flush=True)')
+    started: list[Child] = []
+
+    def start() -> Child:
+        started.append(Child(PYTHON, str(script), home=tmp_path, log=tmp_path / "log", talks=True))
+        return started[-1]
+
+    def wait(_: int) -> None:
+        assert gone(started[-1].pid) or not started[-1].alive
+
+    peer = ChildPeer(start, {}, meter, patience=30.0)
+    with pytest.raises(PeerFailed, match="ends died"):
+        peer.ingest([message("s1:1", "one"), message("s1:2", "two")], wait)
+    assert len(started) == 1
+
+
 @pytest.mark.parametrize(
     ("reply", "problem"),
     [
@@ -431,6 +449,16 @@ def test_embeddings_are_ours_and_cost_no_tokens() -> None:
         status, reply = post(meter, "embeddings", {"model": "mini", "input": "four"})
         assert [each["embedding"] for each in reply["data"]] == [[4.0, 1.0]]
         assert meter.usage() == ()
+
+
+def test_an_embedder_that_fails_fails_the_run(tmp_path: Path) -> None:
+    def embed(texts: Sequence[str]) -> Vectors:
+        raise ModelError("no weights")
+
+    with Meter(model="s", upstream=None, embed=embed) as meter, toy(tmp_path, meter) as peer:
+        assert post(meter, "embeddings", {"input": "one"})[0] == 502
+        with pytest.raises(ModelError, match="no weights"):
+            peer.ingest([message("s1:1", "one")])
 
 
 @pytest.mark.parametrize(

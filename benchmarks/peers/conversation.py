@@ -26,7 +26,7 @@ from benchmarks.models import Models
 from benchmarks.peers.child import Child, PeerFailed
 from benchmarks.peers.kinds import Kind
 from benchmarks.peers.meter import Meter
-from benchmarks.peers.peer import ChildPeer, Found
+from benchmarks.peers.peer import ChildPeer, Found, Peer
 from benchmarks.peers.server import LlamaServer
 from benchmarks.questions import Conversation, Question
 from benchmarks.setups import Places, Setup
@@ -40,7 +40,7 @@ SAID_EVERY = 60.0  # seconds
 class Remembered:
     """`built` is the line for construction.jsonl."""
 
-    peer: ChildPeer
+    peer: Peer
     built: Line
     items: int
     budget: int | None

@@ -32,8 +32,8 @@ PATIENCE = 3_600.0  # seconds
 
 class Meter:
     """`upstream` gives the port of the server, and is called when the first call of a model is made; None: there is no
-    language model. `embed` maps texts to vectors, one call at a time. `failure` is why the server did not answer at
-    all: a peer may swallow that, whoever runs it must not."""
+    language model. `embed` maps texts to vectors, one call at a time. `failure` is why one of the models did not answer
+    at all: a peer may swallow that, whoever runs it must not."""
 
     def __init__(
         self, *, model: str, upstream: Callable[[], int] | None, embed: Callable[[Sequence[str]], Vectors]
@@ -142,16 +142,22 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             return _passed_on(upstream(), self.path, request)
         except LycheeError as error:
-            self._meter.failure = error
-            raise _Refused(502, str(error)) from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: LycheeError) -> _Refused:
+        self._meter.failure = error
+        return _Refused(502, str(error))
 
     def _embedded(self, request: Line) -> Line:
         given = request.get("input")
         texts = [given] if isinstance(given, str) else given
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             raise _Refused(400, "input is a text or a list of texts")
-        with self._meter.one_at_a_time:
-            vectors = self._meter.embed(texts)
+        try:
+            with self._meter.one_at_a_time:
+                vectors = self._meter.embed(texts)
+        except LycheeError as error:
+            raise self._failed(error) from error
         data = [{"object": "embedding", "index": i, "embedding": row.tolist()} for i, row in enumerate(vectors)]
         return {"object": "list", "data": data, "model": str(request.get("model"))} | {
             "usage": {"prompt_tokens": 0, "total_tokens": 0}

@@ -98,27 +98,32 @@ class ChildPeer:
     def ingest(self, messages: Sequence[Message], on_turns: Callable[[int], None] = lambda _: None) -> None:
         """See `Peer`. `on_turns` is told how many messages are in, after each portion."""
         self._meter.purpose = "encode"
-        self._open()
+        child = self._open()
         done = 0
         for turns in _portions(messages, self._turns_at_once):
-            self._ask({"do": "ingest", "turns": [_turn(message) for message in turns]})
+            # Of this child alone: one that is started anew would go on as if nothing had been lost.
+            self._reply(child, {"do": "ingest", "turns": [_turn(message) for message in turns]})
             done += len(turns)
             on_turns(done)
 
     def evidence(self, question: str, items: int) -> Found:
         self._meter.purpose = "plan"
-        found = self._checked(_ITEMS, self._ask({"do": "evidence", "question": question, "items": items}))
+        request: Line = {"do": "evidence", "question": question, "items": items}
+        found = self._checked(_ITEMS, self._reply(self._open(), request))
         return Found(tuple(_evidence(item) for item in found), all(item.traced for item in found))
 
     def usage(self) -> tuple[Usage, ...]:
         return self._meter.usage()
 
     def kept(self) -> Kept:
-        """
+        """To be asked of the process that took the conversation in.
+
         Raises:
-            PeerFailed: it does not say.
+            PeerFailed: it does not say, or has ended.
         """
-        return self._checked(_KEPT, self._ask({"do": "usage"}))
+        if self._child is None or not self._child.alive:
+            raise PeerFailed("the peer that took the conversation in has ended")
+        return self._checked(_KEPT, self._reply(self._child, {"do": "usage"}))
 
     @property
     def refused(self) -> tuple[str, ...]:
@@ -129,16 +134,13 @@ class ChildPeer:
         if self._child is not None:
             self._child.close()
 
-    def _open(self) -> None:
+    def _open(self) -> Child:
         if self._child is None or not self._child.alive:
+            self.close()
             self._child = self._start()
             asked = {"do": "open", "url": self._meter.url} | self._settings
             self._turns_at_once = self._checked(_OPENED, self._reply(self._child, asked)).turns_at_once
-
-    def _ask(self, request: Line) -> object:
-        self._open()
-        assert self._child is not None
-        return self._reply(self._child, request)
+        return self._child
 
     def _reply(self, child: Child, request: Line) -> object:
         reply = child.ask(request, within=self.patience)
