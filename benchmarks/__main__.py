@@ -6,6 +6,10 @@ python -m benchmarks run locomo|longmemeval|lines --data FILE --method NAME [--n
 python -m benchmarks construct locomo --data FILE [--conversations ID ...] [--sessions N]
     --encoder verbatim|rules|CARD [--prompt ours|plain] [--without PART ...] [--width N] --out DIR
 python -m benchmarks methods
+python -m benchmarks judge [RUN...] --judge rule|local:CARD|http://127.0.0.1:PORT/v1#MODEL [--same-judge]
+python -m benchmarks report RUN... [--out DIR] [--no-plots]
+python -m benchmarks compare RUN RUN
+python -m benchmarks verify RUN [--sample N --seed S] [--fresh]
 
 A run that was killed goes on where it was, if it is started again with the same --out.
 """
@@ -19,7 +23,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import construction, datasets, encoders, locomo, methods, runs, tables
+from benchmarks import construction, datasets, encoders, judging, locomo, methods, report, runs, tables, verify
 from benchmarks.environment import environment
 from benchmarks.models import load
 from benchmarks.questions import warn
@@ -47,9 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
-    if result is not None:
-        print(json.dumps(result | {"environment": environment()}))
-    return 0
+    if result is None:
+        return 0
+    print(json.dumps(result | {"environment": environment()}))
+    return 1 if result.get("same") is False else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(call=_run)
     construct = commands.add_parser("construct", help="records of one encoder: coverage, faults, cost")
     construct.set_defaults(call=_construct)
+    judging.add_command(commands, _say)
+    report.add_commands(commands)
+    verify.add_commands(commands)
     run.add_argument("layout", choices=list(datasets.LAYOUTS), help="how the data file is written")
     construct.add_argument("layout", choices=["locomo"])
     for command in (run, construct):
@@ -123,11 +131,11 @@ def _run(options: argparse.Namespace) -> Result:
         corrections=None if options.corrections is None else str(options.corrections.resolve()),
     )
     places = Places(
-        options.out.resolve(),
-        (options.stores or options.out.parent / "stores").resolve(),
+        options.out,
+        options.stores or options.out.parent / "stores",
         options.home,
-        peer_python=options.peer_python and options.peer_python.absolute(),
-        server_python=options.server_python and options.server_python.absolute(),
+        options.peer_python,
+        options.server_python,
         peer_patience=options.peer_patience,
     )
     summary = runs.run(setup, places, workers=options.workers, say=_say, on_problem=warn)

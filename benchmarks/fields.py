@@ -6,6 +6,7 @@ published files mix the two. Knows of the layouts only how to tell them apart, f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,8 +15,8 @@ from typing import Any
 from lychee_local import dates
 from lychee_local.errors import BadInput
 
-# The keys by which an object shows which layout it belongs to.
-_TELLING = {"longmemeval": {"haystack_sessions"}, "locomo": {"qa"}, "lines": {"conversation"}}
+# The keys by which an object shows which layout it belongs to; JSON lines are told by their first line already.
+_TELLING = {"longmemeval": {"haystack_sessions"}, "locomo": {"conversation", "qa"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,23 @@ class Fields:
             ValueError: it cannot be read.
         """
         return when(self.values.get(key), f"{self.where}: {key}")
+
+
+def parsed(data: bytes, where: str, advice: str) -> Any:
+    """What JSON in UTF-8 says, with or without a byte order mark; `advice` is for one that is not JSON.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: byte {error.start} is not UTF-8 text; save the file as UTF-8") from error
+    except json.JSONDecodeError as error:
+        before = error.doc[max(0, error.pos - 30) : error.pos]
+        raise ValueError(f"{where}: not JSON: {error.msg} behind {before!r}; {advice}") from error
+    except (ValueError, RecursionError) as error:  # a number of too many digits, lists in lists without end
+        raise ValueError(f"{where}: not JSON: {error}; {advice}") from error
 
 
 def when(value: object, where: str) -> datetime | None:

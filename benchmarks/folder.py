@@ -32,18 +32,7 @@ def claim(setup: Setup, places: Places) -> None:
         ValueError: it holds another run, or this one was begun with other versions or on another machine.
         PeerFailed: the method is a peer that is not installed.
     """
-    models = Models(setup.profile, places.models)
-    asked = method(setup.method)
-    mine: Line = {
-        "setup": asdict(setup),
-        "settings": asdict(asked.settings),
-        "data": sha256(Path(setup.data)),
-        "models": models.digests(),
-        "environment": environment(),
-    }
-    if asked.peer is not None:
-        mine["peer"] = asked.peer.versions(places.peer_python) | {"context": places.peer_context}
-    mine = json.loads(json.dumps(mine))
+    mine = described(setup, places)
     path = places.out / "run.json"
     (places.out / "questions").mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -57,27 +46,88 @@ def claim(setup: Setup, places: Places) -> None:
         )
 
 
+def described(setup: Setup, places: Places) -> Line:
+    """What run.json says of a run that begins here and now.
+
+    Raises:
+        ValueError: there is no such method.
+        OSError: the data cannot be read.
+        PeerFailed: the method is a peer that is not installed.
+    """
+    asked = method(setup.method)
+    said: Line = {
+        "setup": asdict(setup),
+        "settings": asdict(asked.settings),
+        "data": sha256(Path(setup.data)),
+        "models": Models(setup.profile, places.models).digests(),
+        "environment": environment(),
+    }
+    if asked.peer is not None:
+        said["peer"] = asked.peer.versions(places.peer_python) | {"context": places.peer_context}
+    as_read: Line = json.loads(json.dumps(said))
+    return as_read
+
+
 def kept(out: Path, conversation: str) -> dict[str, Line]:
-    """The lines of a conversation by question; of several for one question the last. A line that was cut goes."""
-    path = questions(out, conversation)
+    """The lines of a conversation by question; of several for one question the last."""
+    return {line["id"]: line for line in kept_lines(questions(out, conversation))}
+
+
+def kept_lines(path: Path) -> list[Line]:
+    """The lines of a file that is gone on with, none where there is no file; a last line that was cut goes.
+
+    Raises:
+        ValueError: one is no JSON object.
+    """
     if not path.exists():
-        return {}
+        return []
     data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        os.truncate(path, len(whole))
-    return {line["id"]: line for line in map(json.loads, whole.decode().splitlines())}
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
+    return whole_lines(path)
 
 
-def lines(out: Path) -> list[Line]:
-    """All lines of a run, by conversation.
+def about(out: Path) -> Line:
+    """The run.json of a folder.
 
     Raises:
         ValueError: there is no run in the folder.
     """
-    if not (out / "run.json").exists():
+    path = out / "run.json"
+    if not path.exists():
         raise ValueError(f"{out} holds no run; `python -m benchmarks run` makes one")
-    return [line for path in sorted((out / "questions").glob("*.jsonl")) for line in kept(out, path.stem).values()]
+    found: Line = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def lines(out: Path) -> list[Line]:
+    """All lines of a run, by conversation; of several for one question the last. Only reads: the run may be going on.
+
+    Raises:
+        ValueError: there is no run in the folder, or a line in it is not one that a run has written.
+    """
+    about(out)
+    paths = sorted((out / "questions").glob("*.jsonl"))
+    return list({line["id"]: line for path in paths for line in whole_lines(path)}.values())
+
+
+def whole_lines(path: Path) -> list[Line]:
+    """The lines of a file, but for a last one that was cut.
+
+    Raises:
+        ValueError: one is no JSON object.
+    """
+    found: list[Line] = []
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}; delete the line and run the same again") from error
+        if not isinstance(line, dict):
+            raise ValueError(f"{path}, line {number}: not an object; delete the line and run the same again")
+        found.append(line)
+    return found
 
 
 def questions(out: Path, conversation: str) -> Path:

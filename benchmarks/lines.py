@@ -16,13 +16,12 @@ they were said. So only one conversation is in memory at a time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.fields import Fields
+from benchmarks.fields import Fields, parsed
 from benchmarks.questions import NOT_MENTIONED, Conversation, Problem, Question, Report, refuse
 from lychee_local import Message, intake
 from lychee_local.errors import BadInput
@@ -59,13 +58,7 @@ def _lines(path: Path) -> Iterator[Fields]:
             where = f"{path}, line {number}"
             if number == 1 and line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
                 raise ValueError(f"{where}: a list; a file that is one has the layout locomo or longmemeval")
-            try:
-                value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{where}: byte {error.start} is not UTF-8 text; save the file as UTF-8") from error
-            except json.JSONDecodeError as error:
-                problem = f"not JSON: {error.msg} at column {error.colno}; write one object on each line"
-                raise ValueError(f"{where}: {problem}") from error
+            value = parsed(line, where, "write one object on each line")
             yield Fields.of(value, where, "lines", "conversation")
 
 
@@ -107,14 +100,18 @@ def _question(name: str, line: Fields, messages: Mapping[str, Message], on_probl
     for ref in named:
         if ref not in messages:
             on_problem(Problem(line.where, f"the ref {ref} points at no turn of the conversation; it is left out"))
-    sessions = dict.fromkeys(session for ref in gold if (session := messages[ref].session))
+    there_are = {message.session for message in messages.values()}
+    sessions = line.texts("sessions") if "sessions" in line.values else [messages[ref].session or "" for ref in gold]
+    for session in sessions:
+        if session not in there_are:
+            on_problem(Problem(line.where, f"the session {session} is none of the conversation; it is left out"))
     return Question(
         id=name,
         text=line.text("question"),
         answer=NOT_MENTIONED if not answerable and "answer" not in line.values else line.text("answer"),
         category=line.text("category") if "category" in line.values else "question",
         gold=gold,
-        sessions=line.texts("sessions") if "sessions" in line.values else tuple(sessions),
+        sessions=tuple(dict.fromkeys(session for session in sessions if session in there_are)),
         asked=line.when("asked"),
         answerable=answerable,
     )

@@ -13,7 +13,6 @@ quotes; which conversation is its first is found out by that, so that a file wit
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fields import Fields, as_text
+from benchmarks.fields import Fields, as_text, parsed
 from benchmarks.questions import NOT_MENTIONED, Conversation, Fact, Problem, Question, Report, refuse
 from lychee_local import Message
 from lychee_local.errors import BadInput
@@ -88,13 +87,7 @@ def _items(path: Path) -> list[Fields]:
 
 
 def _list(path: Path) -> list[Any]:
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start} is not UTF-8 text; save the file as UTF-8") from error
-    except json.JSONDecodeError as error:
-        advice = "one object on each line is the layout lines" if error.msg == "Extra data" else "is the file complete?"
-        raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}; {advice}") from error
+    value = parsed(path.read_bytes(), str(path), "is the file complete? one object on each line is the layout lines")
     if not isinstance(value, list) or not value:
         raise ValueError(f"{path}: not a list of conversations; LoCoMo's file begins with [")
     return value
@@ -104,7 +97,8 @@ def _conversation(
     name: str, item: Fields, key: Mapping[int, Correction], adversarial: bool, on_problem: Report
 ) -> Conversation:
     messages = _messages(name, item, on_problem)
-    sessions = {message.ref: message.session for message in messages if message.ref and message.session}
+    # Reversed, for where two turns have one id: its session is the first one's.
+    sessions = {message.ref: message.session for message in reversed(messages) if message.ref and message.session}
     questions = []
     for place, value in enumerate(item.items("qa")):
         qa = Fields.of(value, f"{name}, question {place}", "locomo", "question", "category")
@@ -136,10 +130,7 @@ def _messages(name: str, item: Fields, on_problem: Report) -> tuple[Message, ...
         raise ValueError(f"{item.where}: conversation is not an object with session_1, session_2, ...")
     try:
         messages = locomo_messages(
-            talk,
-            on_problem=lambda problem: on_problem(
-                Problem(f"{name}, {problem.message}", "the turn is left out" + f"; {problem.hint}" * bool(problem.hint))
-            ),
+            talk, on_problem=lambda problem: on_problem(Problem(name, f"{problem}; the turn is left out"))
         )
     except BadInput as problem:
         raise ValueError(f"{name}, {problem}") from problem
@@ -174,7 +165,8 @@ def _gold(evidence: object, known: Collection[str], where: str, on_problem: Repo
     """The turns that are named in `evidence`, a string or a list of strings, in whichever way; each once."""
     found: list[str] = []
     for named in evidence if isinstance(evidence, list | tuple) else [evidence]:
-        refs = [f"D{session}:{turn}" for session, turn in _TURN_ID.findall(str(named))]
+        hits = list(_TURN_ID.finditer(str(named)))
+        refs = [hit[0] if hit[0] in known else f"D{hit[1]}:{hit[2]}" for hit in hits]  # D2:03 is D2:3
         if not refs:
             on_problem(Problem(where, f"the evidence {named!r} names no turn; it is left out"))
         for ref in refs:
@@ -225,7 +217,7 @@ def _settled(
         fitting = {name: sum(each.fits(asked[name]) for each in listed) for name in asked}
         home = max(asked, key=lambda name: fitting[name])
         if not fitting[home]:
-            problem = f"none of its {len(listed)} questions is in the data; not applied"
+            problem = f"none of the questions corrected there ({len(listed)}) is in the data"
             on_problem(Problem(f"{path}, conversation {number}", problem))
         elif home in chosen:
             for each in listed:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from datetime import datetime
+from io import BufferedReader
+from itertools import count
 from pathlib import Path
-from typing import IO, Any
-
-import ijson
+from typing import Any
 
 from benchmarks.fields import Fields, when
 from benchmarks.questions import Conversation, Problem, Question, Report, refuse
@@ -59,10 +59,14 @@ def read(path: Path, wanted: Collection[str] = (), *, on_problem: Report = refus
         raise ValueError(f"no instance {', '.join(missing)} in {path}; it holds {len(met)}, such as {min(met)}")
 
 
-def _list(file: IO[bytes], path: Path) -> Iterator[Any]:
+def _list(file: BufferedReader, path: Path) -> Iterator[Any]:
+    try:
+        import ijson
+    except ImportError as error:
+        raise ValueError("files of LongMemEval are read by ijson: pip install ijson") from error
     start = file.read(len(_BOM))
     file.seek(len(_BOM) if start == _BOM else 0)
-    if not file.peek(_BUFFER).lstrip().startswith(b"["):  # type: ignore[attr-defined]  # a BufferedReader
+    if not file.peek().lstrip().startswith(b"["):
         raise ValueError(f"{path}: not a list of instances; LongMemEval's file begins with [, in UTF-8")
     number = 0
     try:
@@ -114,26 +118,28 @@ def _conversation(name: str, item: Fields, on_problem: Report) -> Conversation:
 def _sessions(name: str, item: Fields, on_problem: Report) -> list[tuple[str, datetime | None, list[Any]]]:
     """Name, date and turns of each session, the oldest first, or as in the file where one has no date."""
     turns, ids = item.items("haystack_sessions"), item.texts("haystack_session_ids")
-    if len(turns) != len(ids):
-        raise ValueError(f"{name}: {len(turns)} haystack_sessions, but {len(ids)} haystack_session_ids; name each one")
-    dates = item.values.get("haystack_dates") or []
-    dates = [*dates, *[None] * (len(ids) - len(dates))]
+    dates = item.items("haystack_dates") if item.values.get("haystack_dates") else [None] * len(ids)
+    if not len(turns) == len(ids) == len(dates):
+        counts = f"{len(turns)} haystack_sessions, {len(ids)} haystack_session_ids, {len(dates)} haystack_dates"
+        raise ValueError(f"{name}: {counts}; give each session an id, and a date or null")
     found: dict[str, tuple[str, datetime | None, list[Any]]] = {}
-    for session, date, said in zip(ids, dates, turns, strict=False):
+    for session, date, said in zip(ids, dates, turns, strict=True):
         if not isinstance(said, list):
             raise ValueError(f"{name}, session {session}: not a list of turns; write [] for none")
         unique = session
         if session in found:
-            unique = f"{session}#{sum(each.partition('#')[0] == session for each in found) + 1}"
+            unique = next(new for n in count(2) if (new := f"{session}#{n}") not in found)
             on_problem(Problem(f"{name}, session {session}", f"its id is there twice; this one is called {unique}"))
         if not said:
-            on_problem(Problem(f"{name}, session {unique}", "a session without turns"))
+            on_problem(Problem(f"{name}, session {unique}", "a session without turns; it is left out"))
+            continue
         found[unique] = (unique, _date(date, f"{name}, session {unique}", on_problem), said)
     sessions = list(found.values())
     dated = [(at, session) for session in sessions if (at := session[1]) is not None]
     if len(dated) < len(sessions):
         return sessions
-    return [session for _, session in sorted(dated, key=lambda each: each[0])]
+    # By the clock: a date with an offset and one without cannot be compared.
+    return [session for _, session in sorted(dated, key=lambda each: each[0].replace(tzinfo=None))]
 
 
 def _date(value: object, where: str, on_problem: Report) -> datetime | None:

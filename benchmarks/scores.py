@@ -166,7 +166,7 @@ def _permutation(differences: NDArray[np.float64], *, seed: int, draws: int) -> 
     moved = differences[differences != 0]
     observed = abs(moved.sum()) - 1e-9  # sums of the same terms in another order differ in their last digits
     if 2**moved.size <= draws:
-        signs = np.array(list(product((-1.0, 1.0), repeat=moved.size))).reshape(-1, moved.size)
+        signs = np.array(list(product((-1.0, 1.0), repeat=moved.size))).reshape(2**moved.size, moved.size)
         return float((abs(signs @ moved) >= observed).mean())
     random = np.random.default_rng(seed)
     as_far = sum(

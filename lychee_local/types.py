@@ -44,8 +44,8 @@ QUESTION_TYPES: tuple[QuestionType, ...] = (
 
 NodeKind = Literal["entity", "topic", "entity_topic", "temporal", "event_frame"]
 Precision = Literal["day", "month", "year", "interval"]
-Purpose = Literal["encode", "plan", "answer", "probe"]
-PURPOSES: tuple[Purpose, ...] = ("encode", "plan", "answer", "probe")
+Purpose = Literal["encode", "plan", "answer", "judge", "probe"]
+PURPOSES: tuple[Purpose, ...] = ("encode", "plan", "answer", "judge", "probe")
 CutReason = Literal[
     "semantic_boundary",
     "capacity_limit",

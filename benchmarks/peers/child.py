@@ -48,7 +48,7 @@ class Child:
         try:
             with log.open("ab") as file:
                 self._process = subprocess.Popen(
-                    [python, "-m", "benchmarks.peers.confine", str(held), target, *arguments],
+                    [python.absolute(), "-m", "benchmarks.peers.confine", str(held), target, *arguments],
                     stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
                     stdout=subprocess.PIPE if talks else file,
                     stderr=file,
@@ -148,7 +148,7 @@ class Child:
 
 def _environment(ours: Mapping[str, str], home: Path) -> dict[str, str]:
     kept = {name: ours[name] for name in KEPT if name in ours}
-    return kept | QUIET | {"HOME": str(home), "PYTHONPATH": str(ROOT)}
+    return kept | QUIET | {"HOME": str(home.absolute()), "PYTHONPATH": str(ROOT)}
 
 
 def _cut(line: bytes) -> str:

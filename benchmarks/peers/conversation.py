@@ -90,7 +90,7 @@ def remembered(
                 embed=lambda texts: models.bare_embedder.embed(texts),
             )
         )
-        inside = folder / "peer"
+        inside = (folder / "peer").absolute()
         settings: Line = {
             "folder": str(inside),
             "model": meter.model,

@@ -63,7 +63,7 @@ class LlamaServer:
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         # The alias is how we know that it is this server, not somebody else's, that answers at the port.
         options = {
-            "model": self._model,
+            "model": self._model.absolute(),
             "model_alias": self._alias,
             "host": "127.0.0.1",
             "port": self._port,

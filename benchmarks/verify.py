@@ -1,0 +1,198 @@
+"""A run repeated: its questions asked again, and where the answers to them are not the same.
+
+    python -m benchmarks verify RUN [--sample N --seed S] [--fresh]
+
+Works in a folder of its own, which goes afterwards; the run is only read. Without --fresh the memory that the run built
+is used again, with it the memory is built anew. What is compared: evidence and its order, plan, reply, scores, tokens,
+notes, errors, and with --fresh what was stored. Times never are, nor how much of a prompt was cached, which depends on
+what was asked before. Ends with exit status 1 where anything differs; what is another here than where the run was made
+is named first, and is no difference by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from benchmarks import folder
+from benchmarks.asking import ask_all
+from benchmarks.datasets import balanced
+from benchmarks.folder import Line
+from benchmarks.markdown import plain
+from benchmarks.questions import Question
+from benchmarks.results import flat
+from benchmarks.setups import Places, Setup
+
+COMPARED = ("error", "plan", "evidence", "reply", "cited", "scores", "evidence_tokens", "notes")
+CALL = ("purpose", "prompt", "output", "outcome")
+BUILT = ("turns", "segments", "reasons", "records", "construction_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What the run says of a part of a question or a conversation, and what came out now."""
+
+    of: str
+    part: str
+    was: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{plain(self.of)}: {self.part}: was {plain(self.was)}; is {plain(self.now)}"
+
+
+def setup_of(out: Path) -> Setup:
+    """What a run was asked to do.
+
+    Raises:
+        ValueError: the folder holds no run, or one of another version of these benchmarks.
+    """
+    said = folder.about(out)["setup"]
+    if unknown := said.keys() - {each.name for each in fields(Setup)}:
+        raise ValueError(f"{out} was run with {', '.join(sorted(unknown))}, which this version does not know")
+    return TypeAdapter(Setup).validate_python(said)
+
+
+def elsewhere(out: Path, setup: Setup, places: Places) -> tuple[str, ...]:
+    """What is another here and now than where the run was made: data, settings, models, environment."""
+    was, now = flat(folder.about(out)), flat(folder.described(setup, places))
+    return tuple(
+        f"{key}: was {was.get(key, '-')}; is {now.get(key, '-')}"
+        for key in dict.fromkeys((*was, *now))
+        if was.get(key, "-") != now.get(key, "-")
+    )
+
+
+def repeat(setup: Setup, places: Places, lines: Mapping[str, Line], asked: Sequence[str]) -> Iterator[Line]:
+    """The lines of the questions `asked`, asked again in the folder `places.out`."""
+    (places.out / "questions").mkdir(parents=True, exist_ok=True)
+    names = {lines[name]["conversation"] for name in asked}
+    for conversation in setup.read(lambda _: None):
+        if conversation.id in names:
+            yield from ask_all(setup, places, conversation, set(asked))
+
+
+def differences(was: Line, now: Line) -> tuple[Difference, ...]:
+    """Of one question, part by part; evidence by id first, and by what it says where the ids are the same."""
+    found = []
+    for part in COMPARED:
+        one, other = was.get(part), now.get(part)
+        if one == other:
+            continue
+        if part == "evidence" and one is not None and other is not None:
+            ids, others = [e["id"] for e in one], [e["id"] for e in other]
+            part, one, other = ("evidence ids", ids, others) if ids != others else _first_apart(one, other)
+        if part == "scores" and one is not None and other is not None:
+            names = [name for name in dict.fromkeys((*one, *other)) if one.get(name) != other.get(name)]
+            one, other = ({name: each.get(name) for name in names} for each in (one, other))
+        found.append(Difference(was["id"], part, _told(one), _told(other)))
+    calls, now_calls = ([[u[key] for key in CALL] for u in line.get("usage", [])] for line in (was, now))
+    if calls != now_calls:
+        found.append(Difference(was["id"], "tokens", _told(calls), _told(now_calls)))
+    return tuple(found)
+
+
+def _first_apart(was: list[Line], now: list[Line]) -> tuple[str, Line, Line]:
+    one, other = next((one, other) for one, other in zip(was, now, strict=True) if one != other)
+    keys = [key for key in one if one[key] != other.get(key)]
+    return f"evidence {one['id']}", {key: one[key] for key in keys}, {key: other.get(key) for key in keys}
+
+
+def _built(was: Path, now: Path) -> tuple[Difference, ...]:
+    """What was stored of each conversation that was built again."""
+    first, second = (
+        {x["conversation"]: x for x in folder.whole_lines(out / "construction.jsonl")} for out in (was, now)
+    )
+    return tuple(
+        Difference(name, part, _told(first[name].get(part)), _told(second[name].get(part)))
+        for name in second
+        if name in first
+        for part in BUILT
+        if first[name].get(part) != second[name].get(part)  # a peer has no segments
+    )
+
+
+def _told(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verify = commands.add_parser("verify", help="repeat a run, or a sample of it, and say where it differs")
+    verify.add_argument("run", type=Path, help="folder of the run")
+    verify.add_argument("--sample", type=int, default=None, help="so many questions, as many of each category")
+    verify.add_argument("--seed", type=int, default=0, help="which sample")
+    verify.add_argument("--fresh", action="store_true", help="build the memory anew")
+    verify.add_argument("--stores", type=Path, default=None, help="memories that runs share; default: beside RUN")
+    verify.add_argument("--home", type=Path, default=None, help="where the models are")
+    verify.add_argument("--peer-python", type=Path, default=None, help="as in `run`")
+    verify.add_argument("--server-python", type=Path, default=None, help="as in `run`")
+    verify.set_defaults(call=verify_main)
+
+
+def verify_main(options: argparse.Namespace) -> dict[str, object]:
+    """
+    Raises:
+        ValueError: the folder holds no run, or its data cannot be used.
+        ModelMissing: a model of the run is not on this machine.
+    """
+    setup = setup_of(options.run)
+    lines = {line["id"]: line for line in folder.lines(options.run)}
+    asked = _sample(lines, options.sample, options.seed)
+    found: list[Difference] = []
+    apart = 0
+    repeated: set[str] = set()
+    with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
+        out = Path(scratch) / "run"
+        stores = (
+            Path(scratch) / "stores" if options.fresh else options.stores or options.run.resolve().parent / "stores"
+        )
+        places = Places(out, stores, options.home, options.peer_python, options.server_python)
+        other = elsewhere(options.run, setup, places)
+        for each in other:
+            print(f"not as in the run: {each}")
+        for line in repeat(setup, places, lines, asked):
+            mine = differences(lines[line["id"]], line)
+            repeated.add(line["id"])
+            apart += bool(mine)
+            found.extend(mine)
+            print(f"{len(repeated)}/{len(asked)} {line['id']}: {'differs' if mine else 'same'}", file=sys.stderr)
+        found.extend(_built(options.run, out))
+    found.extend(Difference(name, "question", "asked", "not in the data") for name in asked if name not in repeated)
+    for difference in found:
+        print(difference)
+    print(f"{len(repeated)} questions repeated, {apart} of them differ; {len(found)} differences in all")
+    return {
+        "run": str(options.run),
+        "questions": len(repeated),
+        "differ": apart,
+        "same": not found,
+        "fresh": options.fresh,
+        "differences": [str(each) for each in found],
+        "not as in the run": list(other),
+    }
+
+
+def _sample(lines: Mapping[str, Line], sample: int | None, seed: int) -> list[str]:
+    """The ids of a sample of the run's questions, drawn as `run --sample` draws.
+
+    Raises:
+        ValueError: there is nothing to repeat, or the sample is empty.
+    """
+    if not lines:
+        raise ValueError("the run has no question yet; go on with it first")
+    if sample is None:
+        return list(lines)
+    if sample < 1:
+        raise ValueError(f"sample is {sample}; ask for one question at least")
+    every = [Question(x["id"], x["question"], x["answer"], x["category"], tuple(x["gold"])) for x in lines.values()]
+    return [question.id for question in balanced(every, sample, seed)]
