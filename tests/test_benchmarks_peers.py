@@ -526,6 +526,17 @@ def test_a_run_with_a_peer_has_the_lines_and_scores_of_any_other(tmp_path: Path,
     assert made["peer"]["pytest"] == pytest.__version__
 
 
+@pytest.mark.parametrize("options", [[], ["--fresh"]], ids=["kept", "fresh"])
+def test_a_run_with_a_peer_can_be_repeated(
+    tmp_path: Path, toy_method: None, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    path = data(tmp_path, turns=["One.", "Two."], questions=[("one", ["s1:1"]), ("two", ["s1:2"])])
+    assert run(path) == 0
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / "out" / "toy"), *options]) == 0
+    assert "2 questions repeated, 0 of them differ; 0 differences in all" in capsys.readouterr().out
+
+
 def test_a_second_run_uses_what_the_peer_kept(tmp_path: Path, toy_method: None) -> None:
     path = data(tmp_path, turns=["One."], questions=[("one", ["s1:1"]), ("two", ["s1:1"])])
     assert run(path, "--limit", "1") == 0
