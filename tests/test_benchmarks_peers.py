@@ -635,6 +635,26 @@ def test_the_server_counts_a_prompt_as_we_do_and_ends_with_us(tmp_path: Path, sm
     llm.close()
 
 
+@pytest.mark.model
+def test_a_run_whose_peer_asks_the_language_model(tmp_path: Path, models: Path, toy_method: None) -> None:
+    python = server_python()
+    path = data(tmp_path, turns=["I sold the boat.", "It rains."], questions=[("What did Ana sell?", ["s1:1"])])
+    out = tmp_path / "out" / "toy"
+    common = ["--profile", "tiny", "--home", str(models), "--out", str(out), "--server-python", str(python)]
+    assert main(["run", "lines", "--data", str(path), "--method", "toy", *common]) == 0
+    (built,) = lines(path, "construction.jsonl")
+    assert (built["records"], built["construction_calls"], built["construction_calls_failed"]) == (2, 2, [])
+    # A prompt of its template and three or four words of text; at most four tokens of answer.
+    assert 2 * (10 + 1) < built["construction_tokens"] < 2 * (60 + 4)
+    (line,) = lines(path, "questions/toy.1.jsonl")
+    assert line["error"] == ""
+    assert set(line["scores"]) == {"f1", "exact"}  # what is not traced has no scores of evidence
+    assert [call["purpose"] for call in line["usage"]] == ["answer"]
+    assert "not traced to turns" in line["notes"][-1]
+    assert line["evidence"][0]["refs"] == ["s1:1"]
+    assert "Uvicorn running on http://127.0.0.1" in (out / "peers" / "toy.1.server.log").read_text()
+
+
 def python_of(kind: Kind) -> Path:
     """The interpreter that has a peer: PEER_MEM0_PYTHON, PEER_LLAMAINDEX_PYTHON, else ours."""
     variable = f"PEER_{kind.name.upper()}_PYTHON"

@@ -66,7 +66,7 @@ def obey(text: str) -> None:
 def generate(url: str, text: str) -> None:
     host, _, path = url.removeprefix("http://").partition("/")
     connection = http.client.HTTPConnection(host, timeout=30)
-    body = {"model": "any", "messages": [{"role": "user", "content": text}], "temperature": 0.8}
+    body = {"model": "any", "messages": [{"role": "user", "content": text}], "temperature": 0.8, "max_tokens": 4}
     connection.request("POST", f"/{path}/chat/completions", json.dumps(body))
     connection.getresponse().read()
     connection.close()
