@@ -2,6 +2,7 @@
 
 python -m benchmarks run locomo|longmemeval|lines --data FILE --method NAME [--no-llm] --out DIR
     [--conversations ID ...] [--categories NAME ...] [--sample N --seed S] [--limit N] [--budget TOKENS] [--workers N]
+    [--peer-python PYTHON] [--server-python PYTHON] [--peer-patience SECONDS]
 python -m benchmarks construct locomo --data FILE [--conversations ID ...] [--sessions N]
     --encoder verbatim|rules|CARD [--prompt ours|plain] [--without PART ...] [--width N] --out DIR
 python -m benchmarks methods
@@ -100,6 +101,9 @@ def _options_of_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--adversarial", action="store_true", help="LoCoMo: questions without an answer too")
     run.add_argument("--corrections", type=Path, default=None, help="LoCoMo: a corrected answer key")
     run.add_argument("--stores", type=Path, default=None, help="memories that runs share; default: beside OUT")
+    run.add_argument("--peer-python", type=Path, default=None, help="mem0, llamaindex: the python that has them")
+    run.add_argument("--server-python", type=Path, default=None, help="the python that has the group peer-server")
+    run.add_argument("--peer-patience", type=float, default=1_800.0, help="seconds that a reply of a peer may take")
     run.add_argument("--workers", type=int, default=1, help="conversations at a time, each in a process")
 
 
@@ -126,7 +130,14 @@ def _run(options: argparse.Namespace) -> Result:
         adversarial=options.adversarial,
         corrections=None if options.corrections is None else str(options.corrections.resolve()),
     )
-    places = Places(options.out, options.stores or options.out.parent / "stores", options.home)
+    places = Places(
+        options.out,
+        options.stores or options.out.parent / "stores",
+        options.home,
+        options.peer_python,
+        options.server_python,
+        peer_patience=options.peer_patience,
+    )
     summary = runs.run(setup, places, workers=options.workers, say=_say, on_problem=warn)
     tables.show(summary)
     return summary

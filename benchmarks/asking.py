@@ -10,8 +10,8 @@ import hashlib
 import json
 import resource
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from benchmarks.environment import sha256
 from benchmarks.folder import Line, append, questions
 from benchmarks.methods import Method, method, within
 from benchmarks.models import Models
+from benchmarks.peers.conversation import remembered
+from benchmarks.peers.kinds import Kind
 from benchmarks.questions import Conversation, Question
 from benchmarks.setups import Places, Setup
 from lychee_local import Memory
@@ -40,6 +42,9 @@ def ask_all(setup: Setup, places: Places, conversation: Conversation, wanted: Co
     yielded."""
     models = _models(setup.profile, places)
     asked = method(setup.method)
+    if asked.peer is not None:
+        yield from _ask_peer(setup, asked, asked.peer, places, conversation, wanted)
+        return
     settings = within(asked.settings, setup.budget, setup.items or asked.items)
     home = places.stores / store_name(setup, asked, models)
     built = _build(setup, asked, home, conversation, models)
@@ -59,7 +64,28 @@ def ask_all(setup: Setup, places: Places, conversation: Conversation, wanted: Co
         ask = _Asking(setup, asked, memory, transcript, models)
         for question in conversation.questions:
             if question.id in wanted:
-                line = ask.line(conversation.id, question)
+                line = _line(conversation.id, question, ask.given)
+                append(questions(places.out, conversation.id), line)
+                yield line
+
+
+def _ask_peer(
+    setup: Setup, asked: Method, kind: Kind, places: Places, conversation: Conversation, wanted: Collection[str]
+) -> Iterator[Line]:
+    """The same with a peer, whose evidence is read by the same prompt."""
+    models = _models(setup.profile, places)
+    with remembered(kind, setup, places, conversation, models) as memory:
+        append(places.out / "construction.jsonl", memory.built)
+
+        def given(question: Question) -> _Given:
+            found, usage = memory.found(question)
+            read = _read(question, found.evidence, models, asked) if setup.answers else _Given(found.evidence)
+            notes = () if found.traced else ("the peer's items are not traced to turns: no scores of evidence",)
+            return replace(read, usage=(*usage, *read.usage), notes=(*read.notes, *notes), traced=found.traced)
+
+        for question in conversation.questions:
+            if question.id in wanted:
+                line = _line(conversation.id, question, given)
                 append(questions(places.out, conversation.id), line)
                 yield line
 
@@ -112,7 +138,7 @@ def store_name(setup: Setup, asked: Method, models: Models) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What a method came up with for a question."""
+    """What a method came up with for a question. What is not `traced` to turns has no scores of evidence."""
 
     evidence: tuple[Evidence, ...]
     plan: Plan | None = None
@@ -120,6 +146,7 @@ class _Given:
     cited: tuple[str, ...] = ()
     usage: tuple[Usage, ...] = ()
     notes: tuple[str, ...] = ()
+    traced: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +157,7 @@ class _Asking:
     transcript: Transcript
     models: Models
 
-    def line(self, conversation: str, question: Question) -> Line:
-        """One question, asked and scored; what went wrong with it is named in `error`."""
-        began = time.perf_counter()
-        try:
-            given = self._given(question)
-        except LycheeError as error:
-            return _about(conversation, question) | {"error": f"{type(error).__name__}: {error}"}
-        seconds = time.perf_counter() - began
-        return (
-            _about(conversation, question)
-            | {"error": "", "plan": None if given.plan is None else _plan(given.plan)}
-            | {"evidence": [_shown(e) for e in given.evidence], "reply": given.text, "cited": list(given.cited)}
-            | {"scores": score(question, given), "usage": [_cost(u) for u in given.usage]}
-            | {"evidence_tokens": sum(prompt_tokens(e.text) for e in given.evidence)}
-            | {"seconds": round(seconds, 4), "notes": list(given.notes)}
-        )
-
-    def _given(self, question: Question) -> _Given:
+    def given(self, question: Question) -> _Given:
         text, now = question.text, question.asked
         if self.method.shows == "recalled":
             if not self.setup.answers:
@@ -159,14 +169,37 @@ class _Asking:
         evidence = self.transcript.shown(self.method.shows, question, budget)
         if not self.setup.answers:
             return _Given(evidence)
-        llm, recall = self.models.llm, self.method.settings.recall
-        if not evidence:
-            # The product does not ask a model that has nothing to read; a baseline is about what it says all the same.
-            prompt = answering.answer_messages(text, (), style="short", prompt_style=llm.prompt_style, now=now)
-            done = llm.complete(prompt, purpose="answer", max_tokens=recall.answer_output_tokens)
-            return _Given((), text=done.text.strip(), usage=(done.usage,))
-        reply = answering.answer(text, evidence, llm=llm, now=now, settings=recall, style="short")
-        return _Given(evidence, None, reply.text, reply.cited, reply.usage, reply.notes)
+        return _read(question, evidence, self.models, self.method)
+
+
+def _read(question: Question, evidence: tuple[Evidence, ...], models: Models, asked: Method) -> _Given:
+    """What the answer model makes of evidence that is not the product's."""
+    text, now, llm, recall = question.text, question.asked, models.llm, asked.settings.recall
+    if not evidence:
+        # The product does not ask a model that has nothing to read; a baseline is about what it says all the same.
+        prompt = answering.answer_messages(text, (), style="short", prompt_style=llm.prompt_style, now=now)
+        done = llm.complete(prompt, purpose="answer", max_tokens=recall.answer_output_tokens)
+        return _Given((), text=done.text.strip(), usage=(done.usage,))
+    reply = answering.answer(text, evidence, llm=llm, now=now, settings=recall, style="short")
+    return _Given(evidence, None, reply.text, reply.cited, reply.usage, reply.notes)
+
+
+def _line(conversation: str, question: Question, ask: Callable[[Question], _Given]) -> Line:
+    """One question, asked and scored; what went wrong with it is named in `error`."""
+    began = time.perf_counter()
+    try:
+        given = ask(question)
+    except LycheeError as error:
+        return _about(conversation, question) | {"error": f"{type(error).__name__}: {error}"}
+    seconds = time.perf_counter() - began
+    return (
+        _about(conversation, question)
+        | {"error": "", "plan": None if given.plan is None else _plan(given.plan)}
+        | {"evidence": [_shown(e) for e in given.evidence], "reply": given.text, "cited": list(given.cited)}
+        | {"scores": score(question, given), "usage": [_cost(u) for u in given.usage]}
+        | {"evidence_tokens": sum(prompt_tokens(e.text) for e in given.evidence)}
+        | {"seconds": round(seconds, 4), "notes": list(given.notes)}
+    )
 
 
 def _about(conversation: str, question: Question) -> Line:
@@ -219,7 +252,7 @@ def score(question: Question, given: _Given) -> Line:
         ("turns", question.gold, [e.refs for e in given.evidence]),
         ("sessions", question.sessions, [(e.session,) for e in given.evidence]),
     ):
-        if gold:
+        if gold and given.traced:
             everything = scores.evidence(shown, gold, (len(shown), *scores.CUTS))
             found[name], found[f"{name} all"] = everything[0].recall, float(everything[0].all)
             for reach in everything[1:]:

@@ -50,19 +50,19 @@ class Transcript:
             return tuple(_item([turn], 1.0) for turn in self.turns if turn.ref in gold)
         if shows == "all":
             newest = zip(reversed(self.turns), range(len(self.turns), 0, -1), strict=True)
-            return _within((_item([turn], place / len(self.turns)) for turn, place in newest), budget)
+            return affordable((_item([turn], place / len(self.turns)) for turn, place in newest), budget)
         if shows == "sessions":
             scores = self._session_vectors @ self._asked(question)
             sessions = list(self._by_session.values())
-            return _within((_item(sessions[i], float(scores[i])) for i in _best(scores)), budget)
+            return affordable((_item(sessions[i], float(scores[i])) for i in _best(scores)), budget)
         ranked = self._ranked(shows, question)
         if shows == "neighbours":
-            return _within(self._with_neighbours(ranked), budget)
-        return _within((_item([self.turns[i]], score) for i, score in ranked), budget)
+            return affordable(self._with_neighbours(ranked), budget)
+        return affordable((_item([self.turns[i]], score) for i, score in ranked), budget)
 
     def _ranked(self, shows: Shows, question: Question) -> list[tuple[int, float]]:
         """Places of turns with their scores, best first; without turns that a ranking of words says nothing of."""
-        dense: Scores = self._vectors @ self._asked(question)
+        dense: npt.NDArray[np.floating] = self._vectors @ self._asked(question)
         if shows == "dense":
             return [(i, float(dense[i])) for i in _best(dense)]
         if shows == "reranked":
@@ -147,7 +147,8 @@ def _best(scores: npt.NDArray[np.floating]) -> list[int]:
     return places
 
 
-def _within(items: Iterable[Evidence], budget: int | None) -> tuple[Evidence, ...]:
+def affordable(items: Iterable[Evidence], budget: int | None) -> tuple[Evidence, ...]:
+    """Those that together cost at most `budget` tokens in a prompt; the first stays whatever it costs."""
     shown: list[Evidence] = []
     spent = 0
     for item in items:

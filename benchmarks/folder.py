@@ -2,6 +2,7 @@
 
     run.json                what was run, with which models, settings and versions, on which data and machine
     construction.jsonl      a line for each conversation: what was stored, and what it cost
+    peers/                  what a peer and the server it asks wrote to their logs
     questions/ID.jsonl      a line for each question: plan, evidence, answer, scores, tokens, seconds, or the error
     summary.json            the table
 
@@ -29,8 +30,9 @@ def claim(setup: Setup, places: Places) -> None:
 
     Raises:
         ValueError: it holds another run, or this one was begun with other versions or on another machine.
+        PeerFailed: the method is a peer that is not installed.
     """
-    mine = described(setup, places.models)
+    mine = described(setup, places)
     path = places.out / "run.json"
     (places.out / "questions").mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -44,20 +46,24 @@ def claim(setup: Setup, places: Places) -> None:
         )
 
 
-def described(setup: Setup, models_home: Path | None = None) -> Line:
+def described(setup: Setup, places: Places) -> Line:
     """What run.json says of a run that begins here and now.
 
     Raises:
         ValueError: there is no such method.
         OSError: the data cannot be read.
+        PeerFailed: the method is a peer that is not installed.
     """
+    asked = method(setup.method)
     said: Line = {
         "setup": asdict(setup),
-        "settings": asdict(method(setup.method).settings),
+        "settings": asdict(asked.settings),
         "data": sha256(Path(setup.data)),
-        "models": Models(setup.profile, models_home).digests(),
+        "models": Models(setup.profile, places.models).digests(),
         "environment": environment(),
     }
+    if asked.peer is not None:
+        said["peer"] = asked.peer.versions(places.peer_python) | {"context": places.peer_context}
     as_read: Line = json.loads(json.dumps(said))
     return as_read
 

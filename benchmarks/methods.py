@@ -1,4 +1,4 @@
-"""The methods that `run` compares: named configurations of the product, and baselines.
+"""The methods that `run` compares: named configurations of the product, baselines, and other memory systems.
 
 Owns the names. A baseline stores the same turns and is answered by the same prompt; only what it shows is its own
 (baselines.py).
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from benchmarks.peers.kinds import LLAMAINDEX, MEM0, Kind
 from lychee_local import ChainSettings, RecallSettings, Settings
 from lychee_local.settings import EncodeSettings, Gate, SegmentSettings
 
@@ -21,13 +22,15 @@ MANY = 80
 @dataclass(frozen=True, slots=True)
 class Method:
     """What is stored and how it is recalled (`settings`), and what of it is shown. `records` says whether segments have
-    to be encoded at all; `items` is the most that are shown, None for the product's own number."""
+    to be encoded at all; `items` is the most that are shown, None for the product's own number. A `peer` stores and
+    recalls by itself."""
 
     about: str
     settings: Settings = field(default_factory=Settings)
     shows: Shows = "recalled"
     records: bool = True
     items: int | None = None
+    peer: Kind | None = None
 
 
 def method(name: str) -> Method:
@@ -90,6 +93,10 @@ _BASELINES = {
     "gold": Method("evidence only: the annotated turns", shows="gold", records=False),
     "none": Method("no memory at all", shows="nothing", records=False),
 }
+_PEERS = {
+    "mem0": Method("mem0, with our models (benchmarks/README.md)", peer=MEM0),
+    "llamaindex": Method("LlamaIndex's memory blocks, with our models", peer=LLAMAINDEX),
+}
 _ABLATIONS = {
     "eager": Method("every exchange is a segment", Settings(segment=SegmentSettings(trigger="eager"))),
     "fixed": Method("segments of fixed size", Settings(segment=SegmentSettings(trigger="fixed"))),
@@ -136,6 +143,7 @@ _THRESHOLDS = {
 METHODS: dict[str, Method] = {
     **_PRODUCT,
     **_BASELINES,
+    **_PEERS,
     **_ABLATIONS,
     **_CHANNELWISE,
     **_CHAINS,

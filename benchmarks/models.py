@@ -24,6 +24,28 @@ class Models:
         self._chosen = cards.profile(profile)
         self._vectors = vectors
 
+    @property
+    def llm_card(self) -> cards.Card:
+        """
+        Raises:
+            ModelMissing: the profile has none.
+        """
+        if self._chosen.llm is None:
+            raise ModelMissing(f"the profile {self._chosen.name} has no language model", hint="run with --no-llm")
+        return cards.card(self._chosen.llm, self.home)
+
+    @property
+    def llm_path(self) -> Path:
+        """
+        Raises:
+            ModelMissing: the profile has none, or it is not on this machine.
+        """
+        return located(self.llm_card, self.home)
+
+    @property
+    def embedder_card(self) -> cards.Card:
+        return cards.card(self._chosen.embedder, self.home)
+
     def digests(self) -> dict[str, str]:
         """What each model is, by its role: the name of its card and the hash of it."""
         named = {"llm": self._chosen.llm, "embedder": self._chosen.embedder, "reranker": self._chosen.reranker}
@@ -36,14 +58,16 @@ class Models:
         Raises:
             ModelMissing: the profile has none, or it is not on this machine.
         """
-        if self._chosen.llm is None:
-            raise ModelMissing(f"the profile {self._chosen.name} has no language model", hint="run with --no-llm")
-        return load(self._chosen.llm, self.home, load_llm)
+        return load(self.llm_card.name, self.home, load_llm)
+
+    @cached_property
+    def bare_embedder(self) -> Embedder:
+        """The one that keeps no vectors, and so can be used in any thread."""
+        return load(self._chosen.embedder, self.home, load_embedder)
 
     @cached_property
     def embedder(self) -> Embedder:
-        made = load(self._chosen.embedder, self.home, load_embedder)
-        return made if self._vectors is None else StoredVectors(made, self._vectors)
+        return self.bare_embedder if self._vectors is None else StoredVectors(self.bare_embedder, self._vectors)
 
     @cached_property
     def reranker(self) -> Reranker | None:
@@ -57,7 +81,16 @@ def load(name: str, home: Path, loader: Callable[[cards.Card, Path], T]) -> T:
         ModelMissing: it is not on this machine.
     """
     card = cards.card(name, home)
+    return loader(card, located(card, home))
+
+
+def located(card: cards.Card, home: Path) -> Path:
+    """Where the model of a card lies.
+
+    Raises:
+        ModelMissing: it is not on this machine.
+    """
     path = pull.locate(card, home)
     if path is None:
         raise ModelMissing(f"{card.name} is not on this machine", hint=f"lychee models pull {card.name}")
-    return loader(card, path)
+    return path

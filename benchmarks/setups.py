@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks import datasets
+from benchmarks.peers.server import CONTEXT
 from benchmarks.questions import Conversation, Report
 
 
@@ -62,8 +63,14 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a run finds its models and keeps what other runs can use: memories, vectors."""
+    """Where a run finds its models and keeps what other runs can use: memories, vectors; and for peers, in which
+    interpreters they and the server run (None: ours), with how many tokens of context, and how many seconds a reply may
+    take."""
 
     out: Path
     stores: Path
     models: Path | None = None
+    peer_python: Path | None = None
+    server_python: Path | None = None
+    peer_context: int = CONTEXT
+    peer_patience: float = 1_800.0

@@ -60,9 +60,9 @@ def setup_of(out: Path) -> Setup:
     return TypeAdapter(Setup).validate_python(said)
 
 
-def elsewhere(out: Path, setup: Setup, models: Path | None) -> tuple[str, ...]:
+def elsewhere(out: Path, setup: Setup, places: Places) -> tuple[str, ...]:
     """What is another here and now than where the run was made: data, settings, models, environment."""
-    was, now = flat(folder.about(out)), flat(folder.described(setup, models))
+    was, now = flat(folder.about(out)), flat(folder.described(setup, places))
     return tuple(
         f"{key}: was {was.get(key, '-')}; is {now.get(key, '-')}"
         for key in dict.fromkeys((*was, *now))
@@ -111,11 +111,11 @@ def _built(was: Path, now: Path) -> tuple[Difference, ...]:
         {x["conversation"]: x for x in folder.whole_lines(out / "construction.jsonl")} for out in (was, now)
     )
     return tuple(
-        Difference(name, part, _told(first[name][part]), _told(second[name][part]))
+        Difference(name, part, _told(first[name].get(part)), _told(second[name].get(part)))
         for name in second
         if name in first
         for part in BUILT
-        if first[name][part] != second[name][part]
+        if first[name].get(part) != second[name].get(part)  # a peer has no segments
     )
 
 
@@ -134,6 +134,8 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     verify.add_argument("--fresh", action="store_true", help="build the memory anew")
     verify.add_argument("--stores", type=Path, default=None, help="memories that runs share; default: beside RUN")
     verify.add_argument("--home", type=Path, default=None, help="where the models are")
+    verify.add_argument("--peer-python", type=Path, default=None, help="as in `run`")
+    verify.add_argument("--server-python", type=Path, default=None, help="as in `run`")
     verify.set_defaults(call=verify_main)
 
 
@@ -146,9 +148,6 @@ def verify_main(options: argparse.Namespace) -> dict[str, object]:
     setup = setup_of(options.run)
     lines = {line["id"]: line for line in folder.lines(options.run)}
     asked = _sample(lines, options.sample, options.seed)
-    other = elsewhere(options.run, setup, options.home)
-    for each in other:
-        print(f"not as in the run: {each}")
     found: list[Difference] = []
     apart = 0
     repeated: set[str] = set()
@@ -157,7 +156,11 @@ def verify_main(options: argparse.Namespace) -> dict[str, object]:
         stores = (
             Path(scratch) / "stores" if options.fresh else options.stores or options.run.resolve().parent / "stores"
         )
-        for line in repeat(setup, Places(out, stores, options.home), lines, asked):
+        places = Places(out, stores, options.home, options.peer_python, options.server_python)
+        other = elsewhere(options.run, setup, places)
+        for each in other:
+            print(f"not as in the run: {each}")
+        for line in repeat(setup, places, lines, asked):
             mine = differences(lines[line["id"]], line)
             repeated.add(line["id"])
             apart += bool(mine)

@@ -98,7 +98,7 @@ def test_reranking_needs_a_reranker(memory: Memory) -> None:
 
 
 def test_every_method_differs_from_every_other() -> None:
-    made = [repr((m.settings, m.shows, m.records, m.items)) for m in METHODS.values()]
+    made = [repr((m.settings, m.shows, m.records, m.items, m.peer)) for m in METHODS.values()]
     twice = {name for name, each in zip(METHODS, made, strict=True) if made.count(each) > 1}
     assert twice == {"lychee", "cut-0.5"}  # the threshold that is shipped
 
