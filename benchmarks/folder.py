@@ -30,7 +30,7 @@ def claim(setup: Setup, places: Places) -> None:
     Raises:
         ValueError: it holds another run, or this one was begun with other versions or on another machine.
     """
-    mine = described(setup, places.models)
+    mine = described(setup, places)
     path = places.out / "run.json"
     (places.out / "questions").mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -44,7 +44,7 @@ def claim(setup: Setup, places: Places) -> None:
         )
 
 
-def described(setup: Setup, models_home: Path | None = None) -> Line:
+def described(setup: Setup, places: Places) -> Line:
     """What run.json says of a run that begins here and now.
 
     Raises:
@@ -55,7 +55,7 @@ def described(setup: Setup, models_home: Path | None = None) -> Line:
         "setup": asdict(setup),
         "settings": asdict(method(setup.method).settings),
         "data": sha256(Path(setup.data)),
-        "models": Models(setup.profile, models_home).digests(),
+        "models": Models(setup.profile, places.models).digests(),
         "environment": environment(),
     }
     as_read: Line = json.loads(json.dumps(said))

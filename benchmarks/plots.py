@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks import published, results
@@ -25,7 +26,8 @@ Measured = Mapping[str, Mapping[str, Mapping[str, Interval]]]
 Point = tuple[float, Interval]
 
 MARKS = "osD^vP*X<>ph"
-GAP = 0.025  # between marks, as a share of the axis
+GAP = 0.02  # between marks, as a share of the axis
+EQUAL = "(equal ones side by side)"
 # Colour, hatching and what the legend says, of each part of a bar.
 PARTS: dict[Outcome, tuple[str, str, str]] = {
     "right": ("#4477aa", "", "right"),
@@ -98,11 +100,12 @@ def _against_tokens(runs: Sequence[Run], means: Measured, measure: str) -> Figur
         most = max(1.0, *(each or 0.0 for each in ours), *(other.tokens[tokens] for _, other in known))
         if tokens == "construction":
             # Methods that construct without a model stand at nought, which has no place on a logarithmic axis.
-            panel.set_xscale("symlog", linthresh=10.0, linscale=0.5)
-            panel.set(xlim=(-2.0, 2.5 * most), xlabel="construction, K tokens by conversation")
+            panel.set_xscale("symlog", linthresh=10.0, linscale=0.8)
+            panel.set(xlim=(-6.0, 2.5 * most), xlabel=f"construction, K tokens by conversation {EQUAL}")
             panel.xaxis.set_major_formatter("{x:g}")
         else:
-            panel.set(xlim=(0.0, 1.12 * most), xlabel="query, K tokens by question")
+            _from_nought(panel, [*(each or 0.0 for each in ours), *(other.tokens[tokens] for _, other in known)])
+            panel.set_xlabel(f"query, K tokens by question {EQUAL}")
         panel.set_ylabel(_label(measure))
         _spread(panel, runs, ours, [means.get(measure, {}).get(run.name, {}).get(ALL) for run in runs])
         for n, other in known:
@@ -155,8 +158,8 @@ def _recall(runs: Sequence[Run], means: Measured) -> Figure | None:
         return None
     figure, panels = _panels(1, "evidence recall against evidence tokens", runs)
     spent: list[float | None] = [results.cost(run).evidence_tokens for run in runs]
-    panels[0].set(xlim=(0.0, 1.12 * max(1.0, *(each or 0.0 for each in spent))))
-    panels[0].set(xlabel="evidence, tokens by question", ylabel=_label("turns"))
+    _from_nought(panels[0], [each or 0.0 for each in spent])
+    panels[0].set(xlabel=f"evidence, tokens by question {EQUAL}", ylabel=_label("turns"))
     _spread(panels[0], runs, spent, found)
     return _with_legend(figure, panels, runs)
 
@@ -233,6 +236,15 @@ def _panels(
     return figure, panels
 
 
+def _from_nought(panel: Axes, values: Sequence[float]) -> None:
+    """An axis for all of them; logarithmic beyond their median where one is far away, as a whole conversation is that
+    stands beside a few items."""
+    panel.set_xlim(0.0, 1.12 * max(1.0, *values))
+    if max(values) > 4 * median(values) > 0:
+        panel.set_xscale("symlog", linthresh=median(values))
+        panel.xaxis.set_major_formatter("{x:g}")
+
+
 def _spread(panel: Axes, runs: Sequence[Run], at: Sequence[float | None], found: Sequence[Interval | None]) -> None:
     """One mark for each run, on an axis whose scale and limits are set; marks that would cover each other are moved
     aside, as little as may be."""
@@ -248,8 +260,8 @@ def _spread(panel: Axes, runs: Sequence[Run], at: Sequence[float | None], found:
 
 
 def set_apart(places: Sequence[float], gap: float) -> list[float]:
-    """Ascending places, at least `gap` from each other, with the least sum of squares of what they were moved: isotonic
-    regression, by pooling neighbours that are out of order."""
+    """Ascending places between 0 and 1, at least `gap` from each other and from both ends, the least sum of squares
+    of what they are moved: isotonic regression, by pooling neighbours that are out of order."""
     pools: list[tuple[float, int]] = []
     for n, place in enumerate(places):
         pools.append((place - n * gap, 1))
@@ -257,7 +269,8 @@ def set_apart(places: Sequence[float], gap: float) -> list[float]:
             (one, many), (other, more) = pools[-2:]
             pools[-2:] = [((one * many + other * more) / (many + more), many + more)]
     level = [mean for mean, size in pools for _ in range(size)]
-    return [mean + n * gap for n, mean in enumerate(level)]
+    last = max(gap, 1.0 - len(places) * gap)  # where the first has to be at the latest, for the rest to find room
+    return [min(max(mean, gap), last) + n * gap for n, mean in enumerate(level)]
 
 
 def _points(panel: Axes, number: int, label: str, points: Iterable[Point], line: str = "") -> None:

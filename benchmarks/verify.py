@@ -1,6 +1,6 @@
 """A run repeated: its questions asked again, and where the answers to them are not the same.
 
-    python -m benchmarks verify RUN [--sample N --seed S] [--fresh]
+    python -m benchmarks verify RUN [--sample N --seed S] [--fresh] [--data FILE]
 
 Works in a folder of its own, which goes afterwards; the run is only read. Without --fresh the memory that the run built
 is used again, with it the memory is built anew. What is compared: evidence and its order, plan, reply, scores, tokens,
@@ -16,16 +16,18 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from benchmarks import folder
-from benchmarks.asking import ask_all
+from benchmarks.asking import ask_all, store_name
 from benchmarks.datasets import balanced
 from benchmarks.folder import Line
 from benchmarks.markdown import plain
+from benchmarks.methods import method
+from benchmarks.models import Models
 from benchmarks.questions import Question
 from benchmarks.results import flat
 from benchmarks.setups import Places, Setup
@@ -60,9 +62,9 @@ def setup_of(out: Path) -> Setup:
     return TypeAdapter(Setup).validate_python(said)
 
 
-def elsewhere(out: Path, setup: Setup, models: Path | None) -> tuple[str, ...]:
+def elsewhere(run: Path, setup: Setup, places: Places) -> tuple[str, ...]:
     """What is another here and now than where the run was made: data, settings, models, environment."""
-    was, now = flat(folder.about(out)), flat(folder.described(setup, models))
+    was, now = flat(folder.about(run)), flat(folder.described(setup, places))
     return tuple(
         f"{key}: was {was.get(key, '-')}; is {now.get(key, '-')}"
         for key in dict.fromkeys((*was, *now))
@@ -111,11 +113,11 @@ def _built(was: Path, now: Path) -> tuple[Difference, ...]:
         {x["conversation"]: x for x in folder.whole_lines(out / "construction.jsonl")} for out in (was, now)
     )
     return tuple(
-        Difference(name, part, _told(first[name][part]), _told(second[name][part]))
+        Difference(name, part, _told(first[name].get(part)), _told(second[name].get(part)))
         for name in second
         if name in first
         for part in BUILT
-        if first[name][part] != second[name][part]
+        if first[name].get(part) != second[name].get(part)
     )
 
 
@@ -132,6 +134,8 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     verify.add_argument("--sample", type=int, default=None, help="so many questions, as many of each category")
     verify.add_argument("--seed", type=int, default=0, help="which sample")
     verify.add_argument("--fresh", action="store_true", help="build the memory anew")
+    verify.add_argument("--data", type=Path, default=None, help="where the data set's file is now")
+    verify.add_argument("--corrections", type=Path, default=None, help="LoCoMo: where the corrected answer key is now")
     verify.add_argument("--stores", type=Path, default=None, help="memories that runs share; default: beside RUN")
     verify.add_argument("--home", type=Path, default=None, help="where the models are")
     verify.set_defaults(call=verify_main)
@@ -144,39 +148,46 @@ def verify_main(options: argparse.Namespace) -> dict[str, object]:
         ModelMissing: a model of the run is not on this machine.
     """
     setup = setup_of(options.run)
+    moved = {"data": options.data, "corrections": options.corrections}
+    setup = replace(setup, **{name: str(path.resolve()) for name, path in moved.items() if path is not None})
     lines = {line["id"]: line for line in folder.lines(options.run)}
     asked = _sample(lines, options.sample, options.seed)
-    other = elsewhere(options.run, setup, options.home)
-    for each in other:
-        print(f"not as in the run: {each}")
-    found: list[Difference] = []
-    apart = 0
-    repeated: set[str] = set()
+    shared = options.stores or options.run.resolve().parent / "stores"
+    fresh = options.fresh or not _is_built(shared, setup, options.home)
     with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
-        out = Path(scratch) / "run"
-        stores = (
-            Path(scratch) / "stores" if options.fresh else options.stores or options.run.resolve().parent / "stores"
-        )
-        for line in repeat(setup, Places(out, stores, options.home), lines, asked):
-            mine = differences(lines[line["id"]], line)
-            repeated.add(line["id"])
-            apart += bool(mine)
-            found.extend(mine)
-            print(f"{len(repeated)}/{len(asked)} {line['id']}: {'differs' if mine else 'same'}", file=sys.stderr)
-        found.extend(_built(options.run, out))
-    found.extend(Difference(name, "question", "asked", "not in the data") for name in asked if name not in repeated)
-    for difference in found:
-        print(difference)
-    print(f"{len(repeated)} questions repeated, {apart} of them differ; {len(found)} differences in all")
+        places = Places(Path(scratch) / "run", Path(scratch) / "stores" if fresh else shared, options.home)
+        other = elsewhere(options.run, setup, places)
+        for each in other:
+            print(f"not as in the run: {each}")
+        if fresh and not options.fresh:
+            print(f"the memory of this run is not in {shared}: it is built anew")
+        now = repeat(setup, places, lines, asked)
+        found = {line["id"]: _said(line, differences(lines[line["id"]], line)) for line in now}
+        built = _built(options.run, places.out)
+    gone = [Difference(name, "question", "asked", "not in the data any more") for name in asked if name not in found]
+    every = [*(each for mine in found.values() for each in mine), *built, *gone]
+    print("\n".join(map(str, every)), end="\n" if every else "")
+    apart = sum(map(bool, found.values()))
+    print(f"{len(found)} questions repeated, {apart} of them differ; {len(every)} differences in all")
     return {
         "run": str(options.run),
-        "questions": len(repeated),
+        "questions": len(found),
         "differ": apart,
-        "same": not found,
-        "fresh": options.fresh,
-        "differences": [str(each) for each in found],
+        "same": not every,
+        "fresh": fresh,
+        "differences": [str(each) for each in every],
         "not as in the run": list(other),
     }
+
+
+def _said(line: Line, found: tuple[Difference, ...]) -> tuple[Difference, ...]:
+    """The same, after a word about it to whoever waits."""
+    print(f"{line['id']}: {'differs' if found else 'same'}", file=sys.stderr, flush=True)
+    return found
+
+
+def _is_built(stores: Path, setup: Setup, models: Path | None) -> bool:
+    return (stores / store_name(setup, method(setup.method), Models(setup.profile, models))).is_dir()
 
 
 def _sample(lines: Mapping[str, Line], sample: int | None, seed: int) -> list[str]:

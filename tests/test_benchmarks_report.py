@@ -338,9 +338,10 @@ def test_plots_are_drawn_for_what_there_is(tmp_path: Path) -> None:
 
 
 def test_marks_are_set_apart_as_little_as_may_be() -> None:
-    assert plots.set_apart([0.0, 0.5, 1.0], 0.1) == [0.0, 0.5, 1.0]
+    assert plots.set_apart([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
     assert plots.set_apart([0.5, 0.5], 0.2) == pytest.approx([0.4, 0.6])
-    assert plots.set_apart([0.0, 0.5, 0.5, 0.5], 0.25) == pytest.approx([0.0, 0.25, 0.5, 0.75])
+    assert plots.set_apart([0.1, 0.5, 0.5, 0.5], 0.1) == pytest.approx([0.1, 0.4, 0.5, 0.6])
+    assert plots.set_apart([0.0, 0.0, 1.0], 0.1) == pytest.approx([0.1, 0.2, 0.9])  # and stay on the plot
 
 
 def test_without_matplotlib_the_error_says_what_to_install(
@@ -393,7 +394,9 @@ def hostile(out: Path) -> Path:
     for n, text in enumerate(HOSTILE):
         evidence = [{"id": text, "kind": "turn", "session": text, "refs": [text, "r1"], "said": text, "score": 1.0}]
         plan = {"source": "rules", "type": text, "doubts": [text], "routes": [{"goal": text, "queries": [text]}]}
-        made = asked(f"q{n} {text[:300]}", text[:300], question=text, answer=text, reply=text, notes=[text, BREAK], plan=plan)
+        made = asked(
+            f"q{n} {text[:300]}", text[:300], question=text, answer=text, reply=text, notes=[text, BREAK], plan=plan
+        )
         lines.append(made | {"evidence": [evidence[0] | {"text": text}], "gold": ["r1", f"missing {text}"]})
     lines.append(failed(f"e {BREAK}") | {"error": BREAK, "category": BREAK})
     write(out, lines)
