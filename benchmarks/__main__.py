@@ -25,6 +25,7 @@ from benchmarks import construction, datasets, encoders, locomo, methods, report
 from benchmarks.environment import environment
 from benchmarks.models import load
 from benchmarks.questions import warn
+from benchmarks.setups import Places, Setup
 from benchmarks.vectors import StoredVectors
 from lychee_local.backends.load import load_embedder
 from lychee_local.cards import default_home
@@ -106,7 +107,7 @@ def _methods(_: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> Result:
-    setup = runs.Setup(
+    setup = Setup(
         layout=options.layout,
         data=str(options.data.resolve()),
         method=options.method,
@@ -123,7 +124,7 @@ def _run(options: argparse.Namespace) -> Result:
         adversarial=options.adversarial,
         corrections=None if options.corrections is None else str(options.corrections.resolve()),
     )
-    places = runs.Places(options.out, options.stores or options.out.parent / "stores", options.home)
+    places = Places(options.out, options.stores or options.out.parent / "stores", options.home)
     summary = runs.run(setup, places, workers=options.workers, say=_say, on_problem=warn)
     tables.show(summary)
     return summary

@@ -21,7 +21,7 @@ from lychee_local.backends import Reranker, Vectors
 from lychee_local.lexicon import prompt_tokens, search_terms, terms
 from lychee_local.types import Evidence, Turn
 
-Scores = npt.NDArray[np.float64]
+Scores = npt.NDArray[np.floating]
 
 K1, B = 1.2, 0.75  # BM25, as Lucene sets them
 RRF = 60.0  # Cormack, Clarke and Buettcher, SIGIR 2009
