@@ -148,8 +148,10 @@ def verify_main(options: argparse.Namespace) -> dict[str, object]:
         ModelMissing: a model of the run is not on this machine.
     """
     setup = setup_of(options.run)
-    moved = {"data": options.data, "corrections": options.corrections}
-    setup = replace(setup, **{name: str(path.resolve()) for name, path in moved.items() if path is not None})
+    if options.data is not None:
+        setup = replace(setup, data=str(options.data.resolve()))
+    if options.corrections is not None:
+        setup = replace(setup, corrections=str(options.corrections.resolve()))
     lines = {line["id"]: line for line in folder.lines(options.run)}
     asked = _sample(lines, options.sample, options.seed)
     shared = options.stores or options.run.resolve().parent / "stores"

@@ -26,7 +26,7 @@ Line = dict[str, Any]
 
 
 def about(method: str = "lychee", **other: Any) -> Line:
-    setup = {"layout": "locomo", "data": "/data.json", "method": method, "profile": "tiny", "records": "rules"}
+    setup: Line = {"layout": "locomo", "data": "/data.json", "method": method, "profile": "tiny", "records": "rules"}
     setup |= {"answers": True, "budget": 1800, "items": None, "conversations": [], "categories": [], "sample": None}
     setup |= {"seed": 0, "limit": None, "adversarial": False, "corrections": None}
     models = {"llm": f"smollm2-135m {'1' * 64}", "embedder": f"all-minilm-l6-v2 {'2' * 64}"}
@@ -51,7 +51,13 @@ def asked(
     evidence = [
         {"id": "s:0", "kind": "turn", "session": "s", "refs": ["r1"], "said": None, "score": 0.5, "text": "Ana: a boat"}
     ]
-    line = {"id": name, "conversation": "a", "category": category, "question": f"What is {name}?", "answer": "a boat"}
+    line: Line = {
+        "id": name,
+        "conversation": "a",
+        "category": category,
+        "question": f"What is {name}?",
+        "answer": "a boat",
+    }
     line |= {"answerable": True, "gold": ["r1"], "gold_sessions": ["s"], "error": "", "plan": None, "cited": ["s:0"]}
     line |= {"evidence": evidence, "reply": None if f1 is None else "a boat", "scores": scores}
     line |= {"usage": [] if f1 is None else usage, "evidence_tokens": 30, "seconds": 2.0, "notes": []}
@@ -359,8 +365,8 @@ def test_without_matplotlib_the_error_says_what_to_install(
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 BREAK = "</script><img src=x onerror=\"document.title='PWNED'\"><script>document.title='PWNED'</script><!--<script>"
-HOSTILE = (BREAK, "\u202eשלום עולם\u2066", "👩‍👩‍👧 \u2028\u0000 ]]>", "x" * 100_000 + BREAK, "'\"`${alert(1)}\\")
-HOSTILE = (*HOSTILE, f"all {' '.join(HOSTILE[:3])} {HOSTILE[4]} {HOSTILE[3]}")
+_TEXTS = (BREAK, "\u202eשלום עולם\u2066", "👩‍👩‍👧 \u2028\u0000 ]]>", "x" * 100_000 + BREAK, "'\"`${alert(1)}\\")
+HOSTILE = (*_TEXTS, f"all {' '.join(_TEXTS[:3])} {_TEXTS[4]} {_TEXTS[3]}")
 
 
 class Page(HTMLParser):
