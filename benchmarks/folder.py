@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from benchmarks.environment import environment, sha256
 from benchmarks.methods import method
@@ -85,6 +87,17 @@ def about(out: Path) -> Line:
         raise ValueError(f"{out} holds no run; `python -m benchmarks run` makes one")
     found: Line = json.loads(path.read_text(encoding="utf-8"))
     return found
+
+
+def setup_of(said: Line) -> Setup:
+    """What the run of a run.json was asked to do.
+
+    Raises:
+        ValueError: another version of these benchmarks wrote it, with options that this one does not know.
+    """
+    if unknown := said["setup"].keys() - {each.name for each in fields(Setup)}:
+        raise ValueError(f"the run has the options {', '.join(sorted(unknown))}, which this version does not know")
+    return TypeAdapter(Setup).validate_python(said["setup"])
 
 
 def lines(out: Path) -> list[Line]:

@@ -10,6 +10,7 @@ one page on which every question can be opened (page.py). What the runs do not s
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -88,6 +89,7 @@ def tables(runs: Sequence[Run], means: Measured, pairs: Sequence[Paired]) -> tup
         *_cuts(runs),
         _costs(costs),
         _causes(runs, accuracy),
+        *_errors(runs),
         *([] if len(runs) == 1 else [pairs_table(runs[0], pairs)]),
         *_published(runs, costs, accuracy),
     )
@@ -178,6 +180,15 @@ def _causes(runs: Sequence[Run], accuracy: str | None) -> Table:
     told = rule.get(accuracy, f"Right is what the {accuracy} calls right.".replace("judged", "judge"))
     meant = " ".join(f"{name}: {meaning}." for name, meaning in OUTCOMES.items())
     return Table("How questions came out", ("run", *OUTCOMES), tuple(rows), f"{told} {meant}")
+
+
+def _errors(runs: Sequence[Run]) -> Iterator[Table]:
+    """What went wrong, by the name of the error."""
+    counts = {run.name: Counter(line["error"].partition(":")[0] for line in run.lines if line["error"]) for run in runs}
+    rows = tuple((run, name, str(n)) for run, counted in counts.items() for name, n in counted.most_common())
+    if rows:
+        note = "A question that failed is in no mean; the same `run` asks it again."
+        yield Table("Errors", ("run", "error", "questions"), rows, note)
 
 
 def pairs_table(first: Run, pairs: Sequence[Paired]) -> Table:

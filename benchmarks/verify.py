@@ -16,10 +16,8 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from benchmarks import folder
 from benchmarks.asking import ask_all, store_name
@@ -48,18 +46,6 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{plain(self.of)}: {self.part}: was {plain(self.was)}; is {plain(self.now)}"
-
-
-def setup_of(out: Path) -> Setup:
-    """What a run was asked to do.
-
-    Raises:
-        ValueError: the folder holds no run, or one of another version of these benchmarks.
-    """
-    said = folder.about(out)["setup"]
-    if unknown := said.keys() - {each.name for each in fields(Setup)}:
-        raise ValueError(f"{out} was run with {', '.join(sorted(unknown))}, which this version does not know")
-    return TypeAdapter(Setup).validate_python(said)
 
 
 def elsewhere(run: Path, setup: Setup, places: Places) -> tuple[str, ...]:
@@ -147,7 +133,7 @@ def verify_main(options: argparse.Namespace) -> dict[str, object]:
         ValueError: the folder holds no run, or its data cannot be used.
         ModelMissing: a model of the run is not on this machine.
     """
-    setup = setup_of(options.run)
+    setup = folder.setup_of(folder.about(options.run))
     if options.data is not None:
         setup = replace(setup, data=str(options.data.resolve()))
     if options.corrections is not None:

@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks import folder, page, plots, published, report, results
 from benchmarks.__main__ import main
+from benchmarks.environment import sha256
 from benchmarks.markdown import Table, cell, markdown
 
 Line = dict[str, Any]
@@ -314,6 +315,7 @@ def test_a_run_without_questions_yet(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_run_of_errors_alone(tmp_path: Path) -> None:
     found = tables(write(tmp_path / "one", [failed("q1"), failed("q2")]))
+    assert found["Errors"].rows == (("one", "PromptTooLong", "2"),)
     assert row(found["Cost"], "one")["errors"] == "2"
     assert report.MEASURES["turns"] not in found
 
@@ -465,6 +467,27 @@ def test_questions_of_several_runs_are_listed_once(tmp_path: Path) -> None:
         assert block[at[1]]["id"] == "q59", run
 
 
+def test_gold_turns_that_were_missed_are_told_while_the_data_is_there(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    turns = [{"conversation": "a", "speaker": "Ana", "text": f"I sold the {what}.", "ref": ref}
+             for ref, what in (("r1", "boat"), ("r2", "cart"))]  # fmt: skip
+    data.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    told = about()
+    told |= {"setup": told["setup"] | {"layout": "lines", "data": str(data)}, "data": sha256(data)}
+    one = write(tmp_path / "one", [asked("q1", gold=["r1", "r2", "r9"]), failed("q2")], told=told)
+
+    def missed() -> list[Line]:
+        block = Page(written(one, out=tmp_path / "page.html")).scripts["block-0"]
+        return [line["missed"] for line in json.loads(gzip.decompress(base64.b64decode(block)))]
+
+    assert missed() == [{"r2": "Ana: I sold the cart.", "r9": None}, {"r1": "Ana: I sold the boat."}]
+    data.write_text(data.read_text() + "\n")
+    sha256.cache_clear()  # one process does not expect a file to change
+    assert missed() == [{"r2": None, "r9": None}, {"r1": None}]
+    data.unlink()
+    assert missed() == [{"r2": None, "r9": None}, {"r1": None}]
+
+
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 
@@ -486,18 +509,19 @@ def of_class(found: Page, name: str) -> int:
 
 def test_a_browser_lists_filters_and_opens(tmp_path: Path) -> None:
     one = write(tmp_path / "one", [asked(f"q{n}", "multi" if n == 7 else "single") for n in range(150)])
-    two = write(tmp_path / "two", [asked("q7", f1=0.0)])
+    two = write(tmp_path / "two", [asked("q7", f1=0.0, category="multi", gold=["r1", "r2"])])
     written(one, two, out=tmp_path / "page.html")
     assert of_class(shown(tmp_path / "page.html"), "question") == 100  # the rest on demand
     assert of_class(shown(tmp_path / "page.html", "q=%20what%20q14&length=1"), "question") == 11  # q14, q140 to q149
     opened = shown(tmp_path / "page.html", "category=multi&outcome=reasoning&run=1")
     assert (of_class(opened, "question"), of_class(opened, "run"), of_class(opened, "gold")) == (1, 2, 2)
+    assert of_class(opened, "missed") == 1
 
 
 def test_a_browser_runs_nothing_of_the_data(tmp_path: Path) -> None:
     written(hostile(tmp_path / "one"), out=tmp_path / "page.html")
     found = shown(tmp_path / "page.html", f"q=q{len(HOSTILE) - 1}%20all")
-    assert (of_class(found, "question"), of_class(found, "item")) == (1, 1)
+    assert (of_class(found, "question"), of_class(found, "item"), of_class(found, "missed")) == (1, 2, 1)
     assert not [attributes for tag, attributes in found.elements if tag == "img" or "onerror" in attributes]
     assert list(found.scripts) == ["index", "block-0", "code"]
     assert ("title", {}) in found.elements

@@ -75,10 +75,9 @@ def test_a_folder_without_a_run_cannot_be_verified(tmp_path: Path, capsys: pytes
     assert "holds no run" in capsys.readouterr().err
 
 
-def test_a_run_of_another_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"setup": {"layout": "lines", "voices": 3}}))
+def test_a_run_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="voices, which this version does not know"):
-        verify.setup_of(tmp_path)
+        folder.setup_of({"setup": {"layout": "lines", "voices": 3}})
 
 
 # --- with models ------------------------------------------------------------------------------------------------------
