@@ -5,6 +5,7 @@ python -m benchmarks run locomo|longmemeval|lines --data FILE --method NAME [--n
 python -m benchmarks construct locomo --data FILE [--conversations ID ...] [--sessions N]
     --encoder verbatim|rules|CARD [--prompt ours|plain] [--without PART ...] [--width N] --out DIR
 python -m benchmarks methods
+python -m benchmarks judge [RUN...] --judge rule|local:CARD|http://127.0.0.1:PORT/v1#MODEL [--same-judge]
 python -m benchmarks report RUN... [--out DIR] [--no-plots]
 python -m benchmarks compare RUN RUN
 python -m benchmarks verify RUN [--sample N --seed S] [--fresh]
@@ -21,7 +22,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import construction, datasets, encoders, locomo, methods, report, runs, tables, verify
+from benchmarks import construction, datasets, encoders, judging, locomo, methods, report, runs, tables, verify
 from benchmarks.environment import environment
 from benchmarks.models import load
 from benchmarks.questions import warn
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(call=_run)
     construct = commands.add_parser("construct", help="records of one encoder: coverage, faults, cost")
     construct.set_defaults(call=_construct)
+    judging.add_command(commands, _say)
     report.add_commands(commands)
     verify.add_commands(commands)
     run.add_argument("layout", choices=list(datasets.LAYOUTS), help="how the data file is written")

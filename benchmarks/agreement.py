@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from benchmarks import judges
-from benchmarks.folder import append
+from benchmarks.folder import append, kept_lines
 from benchmarks.judge import KINDS, Case, Judge, Kind, Verdict
 
 LABELS = Path(__file__).parent / "data" / "judged.jsonl"
@@ -201,12 +201,8 @@ _VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 def _read(kept: Path) -> dict[str, Verdict]:
-    """The verdicts in a file; what a killed run left of the last line is cut off."""
-    text = kept.read_text(encoding="utf-8") if kept.exists() else ""
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        kept.write_text(whole, encoding="utf-8")
-    found = {line["key"]: _VERDICT.validate_python(line["verdict"]) for line in map(json.loads, whole.splitlines())}
+    """The verdicts in a file."""
+    found = {line["key"]: _VERDICT.validate_python(line["verdict"]) for line in kept_lines(kept)}
     return {key: verdict for key, verdict in found.items() if verdict.correct is not None}
 
 

@@ -65,15 +65,23 @@ def described(setup: Setup, places: Places) -> Line:
 
 
 def kept(out: Path, conversation: str) -> dict[str, Line]:
-    """The lines of a conversation by question; of several for one question the last. A line that was cut goes."""
-    path = questions(out, conversation)
+    """The lines of a conversation by question; of several for one question the last."""
+    return {line["id"]: line for line in kept_lines(questions(out, conversation))}
+
+
+def kept_lines(path: Path) -> list[Line]:
+    """The lines of a file that is gone on with, none where there is no file; a last line that was cut goes.
+
+    Raises:
+        ValueError: one is no JSON object.
+    """
     if not path.exists():
-        return {}
+        return []
     data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        os.truncate(path, len(whole))
-    return {line["id"]: line for line in whole_lines(path)}
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
+    return whole_lines(path)
 
 
 def about(out: Path) -> Line:
