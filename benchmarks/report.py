@@ -124,7 +124,9 @@ def _by_category(runs: Sequence[Run], means: Measured) -> Iterator[Table]:
 
 def _judge_note(runs: Sequence[Run], judge: str) -> str:
     agreed = dict.fromkeys(run.agreement[judge] for run in runs if judge in run.agreement)
-    without = {run.name: sum(line["correct"] is None for line in run.verdicts.get(judge, {}).values()) for run in runs}
+    judged = {run.name: run.values(f"judged {judge}").keys() for run in runs if judge in run.verdicts}
+    answered = {run.name: {line["id"] for line in run.good if line["reply"] is not None} for run in runs}
+    without = {name: len(answered[name] - known) for name, known in judged.items()}
     missing = ", ".join(f"{number} of {name}" for name, number in without.items() if number)
     told = (
         f"The judge {'; '.join(agreed)}." if agreed else "How far this judge agrees with labels by hand is not known."

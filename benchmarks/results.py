@@ -110,29 +110,36 @@ def read(folders: Sequence[Path]) -> tuple[Run, ...]:
 def _run(out: Path, name: str) -> Run:
     built_path = out / "construction.jsonl"
     built = folder.whole_lines(built_path) if built_path.exists() else []
+    lines = folder.lines(out)
+    replies = {line["id"]: line.get("reply") for line in lines}
     judges = {path.name[len("verdicts.") : -len(".jsonl")]: path for path in sorted(out.glob("verdicts.*.jsonl"))}
+    verdicts = {
+        # An answer that was given after its verdict has none.
+        judge: {line["id"]: line for line in folder.whole_lines(path) if line["reply"] == replies.get(line["id"])}
+        for judge, path in judges.items()
+    }
     return Run(
         name=name,
         about=folder.about(out),
-        lines=tuple(folder.lines(out)),
+        lines=tuple(lines),
         built={line["conversation"]: line for line in built},
-        verdicts={judge: {line["id"]: line for line in folder.whole_lines(path)} for judge, path in judges.items()},
-        agreement=_agreement(out / "judge.json", list(judges)),
+        verdicts=verdicts,
+        agreement=_agreement(out / "judge.json", verdicts),
         finished=(out / "summary.json").exists(),
     )
 
 
-def _agreement(path: Path, judges: Sequence[str]) -> dict[str, str]:
-    """What judge.json says of each judge: a row of `python -m benchmarks judge`, or several by name."""
-    if not path.exists():
-        return {}
-    told = json.loads(path.read_text(encoding="utf-8"))
-    rows = {judge: told.get(judge, told if len(judges) == 1 else None) for judge in judges}
-    return {
-        judge: f"agrees with {row['agreed']} of {row['labels']} hand labels, kappa {row['kappa']}"
-        for judge, row in rows.items()
-        if isinstance(row, dict) and {"agreed", "labels", "kappa"} <= row.keys()
-    }
+def _agreement(path: Path, verdicts: Mapping[str, Mapping[str, Line]]) -> dict[str, str]:
+    """What is known of each judge that judge.json has a row of (judging.py)."""
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found = {}
+    for judge, row in rows.items():
+        judged = row["labels"] - row["no_verdict"]
+        told = f"agrees with {row['agreed']} of {judged} hand labels, kappa {row['kappa']}"
+        if any(line["by"] != row["version"] for line in verdicts.get(judge, {}).values()):
+            told += ", but of another version are some of its verdicts here"
+        found[judge] = told
+    return found
 
 
 def cost(run: Run) -> Cost:

@@ -87,7 +87,8 @@ def write(out: Path, lines: Sequence[Line], *, told: Line | None = None, built: 
 
 def verdicts(out: Path, given: dict[str, bool | None], judge: str = "rule") -> None:
     for name, correct in given.items():
-        folder.append(out / f"verdicts.{judge}.jsonl", {"id": name, "correct": correct, "said": "", "usage": None})
+        verdict = {"id": name, "reply": "a boat", "by": "v1", "correct": correct, "said": "", "usage": None}
+        folder.append(out / f"verdicts.{judge}.jsonl", verdict)
 
 
 def row(table: Table, name: str) -> dict[str, str]:
@@ -150,7 +151,8 @@ def test_without_answers_only_the_evidence_tells(tmp_path: Path) -> None:
 def test_a_judge_decides_and_its_agreement_stands_beside(tmp_path: Path) -> None:
     one = write(tmp_path / "one", [asked("q1", f1=0.1), asked("q2"), asked("q3"), failed("q4")])
     verdicts(one, {"q1": True, "q2": False, "q3": None, "q4": True})
-    (one / "judge.json").write_text(json.dumps({"judge": "rule", "labels": 50, "agreed": 45, "kappa": 0.8}))
+    agreement = {"judge": "rule", "version": "v1", "labels": 52, "no_verdict": 2, "agreed": 45, "kappa": 0.8}
+    (one / "judge.json").write_text(json.dumps({"rule": agreement}))
     run = results.read([one])[0]
     assert results.accuracy([run]) == "judged rule"
     assert list(results.outcomes(run, "judged rule").values()) == ["right", "reasoning", "unknown", "failed"]
@@ -158,6 +160,11 @@ def test_a_judge_decides_and_its_agreement_stands_beside(tmp_path: Path) -> None
     assert row(judged, "one")["all"] == "50.0 [0.0, 100.0]"
     assert "agrees with 45 of 50 hand labels, kappa 0.8" in judged.note
     assert "left out: 1 of one" in judged.note
+    assert "another version" not in judged.note
+    (one / "judge.json").write_text(json.dumps({"rule": agreement | {"version": "v2"}}))
+    assert "another version" in tables(one)["Answers: right according to the judge rule, %"].note
+    folder.append(one / "questions" / "a.jsonl", asked("q2", reply="a horse"))  # asked again: its verdict is no more
+    assert results.read([one])[0].values("judged rule") == {"q1": 1.0}
 
 
 def test_a_judge_that_saw_one_run_only_does_not_decide_for_both(tmp_path: Path) -> None:
@@ -408,7 +415,8 @@ def hostile(out: Path) -> Path:
         lines.append(made | {"evidence": [evidence[0] | {"text": text}], "gold": ["r1", f"missing {text}"]})
     lines.append(failed(f"e {BREAK}") | {"error": BREAK, "category": BREAK})
     write(out, lines)
-    folder.append(out / "verdicts.rule.jsonl", {"id": lines[0]["id"], "correct": True, "said": BREAK, "usage": None})
+    verdict = {"id": lines[0]["id"], "reply": BREAK, "by": BREAK, "correct": True, "said": BREAK, "usage": None}
+    folder.append(out / "verdicts.rule.jsonl", verdict)
     return out
 
 
