@@ -10,16 +10,18 @@ one page on which every question can be opened (page.py). What the runs do not s
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import page, plots, published, results, scores
+from benchmarks.folder import Line
 from benchmarks.markdown import Table, markdown
 from benchmarks.published import TOKENS, Figure
 from benchmarks.results import ALL, OUTCOMES, RIGHT_F1, Cost, Run
 from benchmarks.scores import Comparison, Interval
+from benchmarks.tables import at
 
 MEASURES = {
     "f1": "Answers: token F1, %",
@@ -85,9 +87,11 @@ def tables(runs: Sequence[Run], means: Measured, pairs: Sequence[Paired]) -> tup
     accuracy = results.accuracy(runs)
     return (
         _setups(runs),
+        _counts(runs),
         *_by_category(runs, means),
         *_cuts(runs),
         _costs(costs),
+        _stages(runs),
         _causes(runs, accuracy),
         *_errors(runs),
         *([] if len(runs) == 1 else [pairs_table(runs[0], pairs)]),
@@ -107,6 +111,13 @@ def _setups(runs: Sequence[Run]) -> Table:
     return Table("Runs", head, tuple(rows))
 
 
+def _counts(runs: Sequence[Run]) -> Table:
+    names = results.categories(runs)
+    counted = {run.name: Counter(line["category"] for line in run.good) for run in runs}
+    rows = tuple((run, str(each.total()), *(str(each[name]) for name in names)) for run, each in counted.items())
+    return Table("Questions without an error", ("run", ALL, *names), rows)
+
+
 def _by_category(runs: Sequence[Run], means: Measured) -> Iterator[Table]:
     for measure, by_run in means.items():
         named = tuple(name for name in results.categories(runs) if any(name in found for found in by_run.values()))
@@ -115,7 +126,7 @@ def _by_category(runs: Sequence[Run], means: Measured) -> Iterator[Table]:
             for run, found in by_run.items()
             if found
         )
-        note = "In brackets: 95 % of bootstrap means lie between."
+        note = "In brackets: 95 % of bootstrap means lie between. Few questions that came out alike prove nothing."
         if measure.startswith("judged "):
             note = f"{_judge_note(runs, measure.removeprefix('judged '))} {note}"
         title = MEASURES.get(measure) or f"Answers: right according to the judge {measure.removeprefix('judged ')}, %"
@@ -171,6 +182,25 @@ def _costs(costs: Mapping[str, Cost]) -> Table:
         " every call that encodes, or that plans and answers; embedders, rerankers and judges count for nothing."
     )
     return Table("Cost", (*head, *times), rows, note)
+
+
+def _stages(runs: Sequence[Run]) -> Table:
+    """Seconds of a question by the purpose of its calls; the rest is what no language model does."""
+    spent = {run.name: [_seconds(line) for line in run.good] for run in runs}
+    stages = tuple(dict.fromkeys(stage for each in spent.values() for line in each for stage in line))
+    rows = []
+    for run, lines in spent.items():
+        ordered = [sorted(line.get(stage, 0.0) for line in lines) for stage in stages]
+        rows.append((run, *(f"{at(each, 0.5):.2f} / {at(each, 0.9):.2f}" for each in ordered)))
+    note = "Median and 90th percentile. The rest is embedding, search, ranking and what lies between."
+    return Table("Seconds of a question by stage", ("run", *stages), tuple(rows), note)
+
+
+def _seconds(line: Line) -> dict[str, float]:
+    found: defaultdict[str, float] = defaultdict(float)
+    for call in line["usage"]:
+        found[call["purpose"]] += call["seconds"]
+    return {"rest": max(0.0, line["seconds"] - sum(found.values())), **found}
 
 
 def _causes(runs: Sequence[Run], accuracy: str | None) -> Table:

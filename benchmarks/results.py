@@ -135,7 +135,8 @@ def _agreement(path: Path, verdicts: Mapping[str, Mapping[str, Line]]) -> dict[s
     found = {}
     for judge, row in rows.items():
         judged = row["labels"] - row["no_verdict"]
-        told = f"agrees with {row['agreed']} of {judged} hand labels, kappa {row['kappa']}"
+        kappa = "-" if row["kappa"] is None else f"{row['kappa']:.2f}"
+        told = f"agrees with {row['agreed']} of {judged} hand labels, kappa {kappa}"
         if any(line["by"] != row["version"] for line in verdicts.get(judge, {}).values()):
             told += ", but of another version are some of its verdicts here"
         found[judge] = told

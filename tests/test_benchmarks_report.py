@@ -113,6 +113,7 @@ def test_means_by_category_with_intervals(tmp_path: Path) -> None:
     assert f1["multi"] == "50.0 [50.0, 50.0]"
     assert row(found[report.MEASURES["exact"]], "one")["all"].startswith("25.0 ")
     assert row(found["Runs"], "one")["questions"] == "5"
+    assert row(found["Questions without an error"], "one") == {"run": "one", "all": "4", "single": "2", "multi": "2"}
 
 
 def test_costs_by_the_papers_accounting(tmp_path: Path) -> None:
@@ -126,6 +127,13 @@ def test_costs_by_the_papers_accounting(tmp_path: Path) -> None:
     assert cost["query, K tokens"] == "1.50"  # (2,000 + 1,000) / 2
     assert (cost["median, s"], cost["p99, s"]) == ("4.00", "4.00")
     assert (cost["peak, MB"], cost["errors"], cost["evidence, tokens"]) == ("700", "1", "30")
+
+
+def test_seconds_by_stage(tmp_path: Path) -> None:
+    lines = [asked(f"q{n}", seconds=3.0 + n) for n in range(3)]
+    lines[2]["usage"].append(lines[2]["usage"][0] | {"purpose": "plan", "seconds": 2.5})
+    found = row(tables(write(tmp_path / "one", lines))["Seconds of a question by stage"], "one")
+    assert found == {"run": "one", "rest": "2.00 / 3.00", "answer": "1.00 / 1.00", "plan": "0.00 / 2.50"}
 
 
 def test_how_questions_came_out(tmp_path: Path) -> None:
@@ -158,7 +166,7 @@ def test_a_judge_decides_and_its_agreement_stands_beside(tmp_path: Path) -> None
     assert list(results.outcomes(run, "judged rule").values()) == ["right", "reasoning", "unknown", "failed"]
     judged = tables(one)["Answers: right according to the judge rule, %"]
     assert row(judged, "one")["all"] == "50.0 [0.0, 100.0]"
-    assert "agrees with 45 of 50 hand labels, kappa 0.8" in judged.note
+    assert "agrees with 45 of 50 hand labels, kappa 0.80" in judged.note
     assert "left out: 1 of one" in judged.note
     assert "another version" not in judged.note
     (one / "judge.json").write_text(json.dumps({"rule": agreement | {"version": "v2"}}))
