@@ -95,7 +95,7 @@ class Cost:
 
 
 def read(folders: Sequence[Path]) -> tuple[Run, ...]:
-    """The runs, each called by its folder's name, or by its whole path where two have the same.
+    """The runs, each called by its folder's name, with as much of the path as it takes to tell them apart.
 
     Raises:
         ValueError: a folder holds no run, or the same one is given twice.
@@ -103,8 +103,16 @@ def read(folders: Sequence[Path]) -> tuple[Run, ...]:
     places = [folder.resolve() for folder in folders]
     if twice := [place for n, place in enumerate(places) if place in places[:n]]:
         raise ValueError(f"{twice[0]} is given twice; name each run once")
-    names = [place.name for place in places]
-    return tuple(_run(place, place.name if names.count(place.name) == 1 else str(place)) for place in places)
+    return tuple(_run(place, name) for place, name in zip(places, _names(places), strict=True))
+
+
+def _names(places: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as it takes to tell them apart."""
+    for parts in range(1, max(len(place.parts) for place in places) + 1):
+        names = ["/".join(place.parts[-parts:]) for place in places]
+        if len(set(names)) == len(names):
+            return names
+    raise AssertionError("two paths that differ have the same parts")
 
 
 def _run(out: Path, name: str) -> Run:
