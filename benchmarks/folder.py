@@ -25,6 +25,9 @@ from benchmarks.setups import Places, Setup
 
 Line = dict[str, Any]
 
+# What every line about a question has, be it an error.
+ASKED = ("id", "conversation", "category", "question", "answer", "gold", "error")
+
 
 def claim(setup: Setup, places: Places) -> None:
     """Make the folder this run's, or see that it is.
@@ -88,12 +91,15 @@ def about(out: Path) -> Line:
     """The run.json of a folder.
 
     Raises:
-        ValueError: there is no run in the folder.
+        ValueError: there is no run in the folder, or the file is broken.
     """
     path = out / "run.json"
     if not path.exists():
         raise ValueError(f"{out} holds no run; `python -m benchmarks run` makes one")
-    found: Line = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found: Line = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; run the same into another --out") from error
     return found
 
 
@@ -116,14 +122,14 @@ def lines(out: Path) -> list[Line]:
     """
     about(out)
     paths = sorted((out / "questions").glob("*.jsonl"))
-    return list({line["id"]: line for path in paths for line in whole_lines(path)}.values())
+    return list({line["id"]: line for path in paths for line in whole_lines(path, *ASKED)}.values())
 
 
-def whole_lines(path: Path) -> list[Line]:
+def whole_lines(path: Path, *keys: str) -> list[Line]:
     """The lines of a file, but for a last one that was cut.
 
     Raises:
-        ValueError: one is no JSON object.
+        ValueError: one is no JSON object, or has not all the `keys`.
     """
     found: list[Line] = []
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
@@ -131,8 +137,11 @@ def whole_lines(path: Path) -> list[Line]:
             line = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}; delete the line and run the same again") from error
-        if not isinstance(line, dict):
-            raise ValueError(f"{path}, line {number}: not an object; delete the line and run the same again")
+        if not isinstance(line, dict) or not line.keys() >= set(keys):
+            raise ValueError(
+                f"{path}, line {number}: not an object with {', '.join(keys) or 'keys'};"
+                " delete the line and run the same again"
+            )
         found.append(line)
     return found
 

@@ -128,7 +128,8 @@ def _thresholds(runs: Sequence[Run], means: Measured, answers: str | None) -> Fi
     measures = [measure for measure in (answers, "turns") if measure is not None and measure in means]
     costs = {run.name: results.cost(run).construction for run in cut}
     segments = {run.name: [line["segments"] for line in run.built.values()] for run in cut}
-    figure, panels = _panels(len(measures) + 1, "threshold of a cut between segments", cut)
+    title = f"threshold of a cut between segments ({published.THRESHOLDS})"
+    figure, panels = _panels(len(measures) + 1, title, cut)
     for panel, measure in zip(panels, measures, strict=False):
         found = [(_threshold(run), means[measure][run.name].get(ALL)) for run in cut]
         _points(panel, 0, _label(measure), [(at, mean) for at, mean in found if mean is not None], line="-")

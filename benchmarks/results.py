@@ -36,6 +36,7 @@ assert tuple(OUTCOMES) == get_args(Outcome)
 RIGHT_F1 = 0.5
 
 ALL = "all"
+VERDICT = ("id", "reply", "by", "correct")  # of judging.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +118,26 @@ def _names(places: Sequence[Path]) -> list[str]:
 
 def _run(out: Path, name: str) -> Run:
     built_path = out / "construction.jsonl"
-    built = folder.whole_lines(built_path) if built_path.exists() else []
-    lines = folder.lines(out)
+    built = (
+        folder.whole_lines(built_path, "conversation", "construction_tokens", "encoding_seconds")
+        if built_path.exists()
+        else []
+    )
+    about, lines = folder.about(out), folder.lines(out)
+    if missing := [key for key in ("setup", "settings", "data", "models", "environment") if key not in about]:
+        raise ValueError(f"{out / 'run.json'} has no {', '.join(missing)}; run the same into another folder")
     replies = {line["id"]: line.get("reply") for line in lines}
     judges = {path.name[len("verdicts.") : -len(".jsonl")]: path for path in sorted(out.glob("verdicts.*.jsonl"))}
     verdicts = {
         # An answer that was given after its verdict has none.
-        judge: {line["id"]: line for line in folder.whole_lines(path) if line["reply"] == replies.get(line["id"])}
+        judge: {
+            line["id"]: line for line in folder.whole_lines(path, *VERDICT) if line["reply"] == replies.get(line["id"])
+        }
         for judge, path in judges.items()
     }
     return Run(
         name=name,
-        about=folder.about(out),
+        about=about,
         lines=tuple(lines),
         built={line["conversation"]: line for line in built},
         verdicts=verdicts,

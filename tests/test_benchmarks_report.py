@@ -310,6 +310,26 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, capsys: pytest.Cap
     assert "a.jsonl, line 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("run.json", "{", "run.json: Expecting"),
+        ("run.json", '{"setup": {}}', "has no settings, data, models, environment"),
+        ("construction.jsonl", '{"conversation": "a"}\n', "construction_tokens"),
+        ("questions/a.jsonl", "[1]\n", "line 1: not an object with id, conversation"),
+        ("verdicts.rule.jsonl", '{"id": "q1"}\n', "verdicts.rule.jsonl, line 1"),
+        ("verdicts.rule.jsonl", "\xff\n", "verdicts.rule.jsonl, line 1"),
+    ],
+)
+def test_a_file_that_no_run_writes_is_named(
+    tmp_path: Path, name: str, text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write(tmp_path / "one", [asked("q1")])
+    (one / name).write_text(text, encoding="latin-1")
+    assert main(["report", str(one)]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_line_separators_in_a_text_end_no_line(tmp_path: Path) -> None:
     one = write(tmp_path / "one", [asked("q1", reply="a\u2028b\u0085c")])
     assert results.read([one])[0].lines[0]["reply"] == "a\u2028b\u0085c"
