@@ -23,6 +23,7 @@ from lychee_local.types import Calibration
 
 T = TypeVar("T")
 ModelRole = Literal["llm", "embedder", "reranker"]
+Engine = Literal["auto", "numpy", "torch"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -113,8 +114,9 @@ class Card:
     """Everything known about one model. `files[0]` is the main file: the weights, whose hash identifies the model.
 
     `context` is in tokens: the longest text the model takes. `chat_format` names a llama.cpp chat format; None takes
-    the template inside the GGUF file. `query_prefix` goes before questions, never before passages. `sources` are in
-    order of preference. `tested` says whether we ran this model; what we did not run or could not verify is in `notes`.
+    the template inside the GGUF file. `query_prefix` goes before questions, never before passages. `engine` computes an
+    embedder; "auto" is numpy where it can, else torch. `sources` are in order of preference. `tested` says whether we
+    ran this model; what we did not run or could not verify is in `notes`.
     """
 
     name: str
@@ -128,6 +130,7 @@ class Card:
     query_prefix: str = ""
     pooling: Literal["mean", "cls"] | None = None
     dimension: int | None = None
+    engine: Engine = "auto"
     calibration: Calibration | None = None
     sources: tuple[Source, ...] = ()
     notes: str = ""

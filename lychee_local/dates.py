@@ -17,7 +17,7 @@ from calendar import monthrange
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 from lychee_local.errors import BadInput
@@ -63,7 +63,10 @@ _COUNTS_DE = {"einem": 1, "einer": 1, "zwei": 2, "drei": 3, "vier": 4, "fünf": 
 _SEASONS = {"spring": 3, "summer": 6, "fall": 9, "autumn": 9, "winter": 12}
 _HAN = "\u3000"  # from here on text is Chinese or Japanese, and English words in it would be foreign
 
-_M = "(?:" + "|".join(sorted(_MONTHS, key=len, reverse=True)) + r")\b\.?"
+_SHORTENED = [*(name[:3].lower() for name in _MONTH_NAMES if len(name) > 3), "sept"]
+_IN_FULL = [name for name in _MONTHS if name not in _SHORTENED]
+# A dot belongs to a month only where it shortens one: "in Sept. 2023", but not "It was in September."
+_M = rf"(?:(?:{'|'.join(_IN_FULL)})\b|(?:{'|'.join(_SHORTENED)})\b\.?)"
 _W = "(?:" + "|".join(sorted(_WEEKDAYS, key=len, reverse=True)) + r")\b"
 _D = r"(?:3[01]|[12]\d|0?[1-9])(?:st|nd|rd|th|\.)?"
 _Y = r"(?:1[5-9]|20|21)\d\d"
@@ -203,36 +206,33 @@ def _weekday(day: date, weekday: int, direction: int) -> date:
 
 
 _LONG_DAY = rf"(?:{_D}\s{{1,2}}(?:of\s)?{_M}|{_M}\s{{1,2}}{_D}),?\s{{1,2}}\d{{4}}"
-_ABSOLUTE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], DateSpan]], ...] = tuple(
-    (re.compile(pattern, re.I), resolve)
-    for pattern, resolve in (
-        (
-            rf"\b(?:the\s)?(?:{_N}\s)?(?P<unit>(?:day|weekend|week|month|year)(?=s?\b)|{_W})s?\s"
-            rf"(?P<side>before|of|after)\s(?P<anchor>{_LONG_DAY}|\d{{4}}-\d\d-\d\d)(?!\d)",
-            _anchored,
-        ),
-        (rf"\b(?:{_W},?\s)?(?:the\s)?(?P<d>{_D})\s{{1,2}}(?:of\s)?(?P<m>{_M}),?\s{{1,2}}(?P<y>\d{{4}})(?!\d)", _ymd),
-        (rf"\b(?:{_W},?\s)?(?P<m>{_M})\s{{1,2}}(?:the\s)?(?P<d>{_D}),?\s{{1,2}}(?P<y>\d{{4}})(?!\d)", _ymd),
-        (r"(?<![\d.\-/])(?P<y>\d{4})(?P<p>[-/.])(?P<m>1[0-2]|0?[1-9])(?P=p)(?P<d>3[01]|[12]\d|0?[1-9])(?!\d)", _ymd),
-        (r"(?<!\d)(?P<y>\d{4})\s?年\s?(?P<m>1[0-2]|0?[1-9])\s?月\s?(?P<d>3[01]|[12]\d|0?[1-9])\s?[日号]", _ymd),
-        (r"(?<![\d.])(?P<d>3[01]|[12]\d|0?[1-9])\.\s?(?P<m>1[0-2]|0?[1-9])\.\s?(?P<y>\d{4})(?!\d)", _ymd),
-        (rf"\b(?P<m>{_M}),?\s{{1,2}}(?:of\s)?(?P<y>{_Y})(?!\d)", _ym),
-        (r"(?<!\d)(?P<y>\d{4})\s?年\s?(?P<m>1[0-2]|0?[1-9])\s?月", _ym),
-        (r"(?<![\d.\-/])(?P<y>\d{4})-(?P<m>1[0-2]|0[1-9])(?![\d\-/])", _ym),
-        (r"(?<!\d)(?P<y>\d{4})\s?年", _y),
-        (
-            rf"\b(?P<s>spring|summer|fall|autumn|winter),?\s(?:of\s)?(?P<y>{_Y})(?!\d)",
-            lambda match: _season(int(match["y"]), _SEASONS[match["s"].lower()]),
-        ),
-        (
-            rf"(?:(?<=\bin\s)|(?<=\bsince\s)|(?<=\bof\s)|(?<=\bduring\s)|(?<=\buntil\s)|(?<=\bby\s)|(?<=\byear\s)"
-            rf"|(?<=\bearly\s)|(?<=\blate\s)|(?<=\bfrom\s)|(?<=\bbefore\s)|(?<=\bafter\s))(?P<y>{_Y})(?![\d\-/.:,]\d|\d|\s?%)",
-            _y,
-        ),
-        (rf"(?<=\()(?P<y>{_Y})(?=\))", _y),
-    )
+_ABSOLUTE: tuple[tuple[str, Callable[[re.Match[str]], DateSpan]], ...] = (
+    (
+        rf"\b(?:the\s)?(?:{_N}\s)?(?P<unit>(?:day|weekend|week|month|year)(?=s?\b)|{_W})s?\s"
+        rf"(?P<side>before|of|after)\s(?P<anchor>{_LONG_DAY}|\d{{4}}-\d\d-\d\d)(?!\d)",
+        _anchored,
+    ),
+    (rf"\b(?:{_W},?\s)?(?:the\s)?(?P<d>{_D})\s{{1,2}}(?:of\s)?(?P<m>{_M}),?\s{{1,2}}(?P<y>\d{{4}})(?!\d)", _ymd),
+    (rf"\b(?:{_W},?\s)?(?P<m>{_M})\s{{1,2}}(?:the\s)?(?P<d>{_D}),?\s{{1,2}}(?P<y>\d{{4}})(?!\d)", _ymd),
+    (r"(?<![\d.\-/])(?P<y>\d{4})(?P<p>[-/.])(?P<m>1[0-2]|0?[1-9])(?P=p)(?P<d>3[01]|[12]\d|0?[1-9])(?!\d)", _ymd),
+    (r"(?<!\d)(?P<y>\d{4})\s?年\s?(?P<m>1[0-2]|0?[1-9])\s?月\s?(?P<d>3[01]|[12]\d|0?[1-9])\s?[日号]", _ymd),
+    (r"(?<![\d.])(?P<d>3[01]|[12]\d|0?[1-9])\.\s?(?P<m>1[0-2]|0?[1-9])\.\s?(?P<y>\d{4})(?!\d)", _ymd),
+    (rf"\b(?P<m>{_M}),?\s{{1,2}}(?:of\s)?(?P<y>{_Y})(?!\d)", _ym),
+    (r"(?<!\d)(?P<y>\d{4})\s?年\s?(?P<m>1[0-2]|0?[1-9])\s?月", _ym),
+    (r"(?<![\d.\-/])(?P<y>\d{4})-(?P<m>1[0-2]|0[1-9])(?![\d\-/])", _ym),
+    (r"(?<!\d)(?P<y>\d{4})\s?年", _y),
+    (
+        rf"\b(?P<s>spring|summer|fall|autumn|winter),?\s(?:of\s)?(?P<y>{_Y})(?!\d)",
+        lambda match: _season(int(match["y"]), _SEASONS[match["s"].lower()]),
+    ),
+    (
+        rf"(?:(?<=\bin\s)|(?<=\bsince\s)|(?<=\bof\s)|(?<=\bduring\s)|(?<=\buntil\s)|(?<=\bby\s)|(?<=\byear\s)"
+        rf"|(?<=\bearly\s)|(?<=\blate\s)|(?<=\bfrom\s)|(?<=\bbefore\s)|(?<=\bafter\s))(?P<y>{_Y})(?![\d\-/.:,]\d|\d|\s?%)",
+        _y,
+    ),
+    (rf"(?<=\()(?P<y>{_Y})(?=\))", _y),
 )  # fmt: skip
-_BARE_YEAR = (re.compile(r"(?P<y>\d{4})"), _y)
+_BARE_YEAR = (r"(?P<y>\d{4})", _y)
 _INTERVAL = re.compile(r"(?:from\s|between\s)?(.{4,60}?)(?:/|\s(?:to|until|and|-|–)\s)(.{4,60})", re.I)
 
 
@@ -242,7 +242,7 @@ def parse_span(text: str) -> DateSpan | None:
     if len(text) > 140:
         return None
     for pattern, read in (_BARE_YEAR, *_ABSOLUTE):
-        if (match := pattern.fullmatch(text)) and (span := _on_calendar(read, match)):
+        if (match := _compiled(pattern).fullmatch(text)) and (span := _on_calendar(read, match)):
             return span
     match = _INTERVAL.fullmatch(text)
     if match is None:
@@ -453,8 +453,8 @@ _FEAST_WORDS = {"christmas", "xmas", "new", "halloween", "valentine", "valentine
 _NEAR_DE = {stem + ending for stem in ("letzte", "diese", "nächste") for ending in ("", "n", "r", "s", "m")}
 # Each rule with its cues: what it matches holds one of them as a whole word, or for `_HAN` a Chinese character. Two
 # thirds of all turns hold none, and looking words up costs a fiftieth of trying every rule.
-_RELATIVE: tuple[tuple[frozenset[str], re.Pattern[str], _Relative], ...] = tuple(
-    (frozenset(cues), re.compile(pattern, re.I), resolve)
+_RELATIVE: tuple[tuple[frozenset[str], str, _Relative], ...] = tuple(
+    (frozenset(cues), pattern, resolve)
     for cues, pattern, resolve in (
         (
             {*(day.split()[-1] for day in _DAY_WORDS), _HAN},
@@ -507,6 +507,13 @@ _RELATIVE: tuple[tuple[frozenset[str], re.Pattern[str], _Relative], ...] = tuple
 
 # --- reading text ----------------------------------------------------------------------------------------------------
 
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """A rule's pattern, compiled when first tried: all at once they would be felt at every start of `lychee`."""
+    return re.compile(pattern, re.I)
+
+
 _YEAR_DIGITS = re.compile(r"\d{4}")  # every absolute date has them
 _WORD = re.compile(r"\w+")
 _HAN_SIGN = re.compile("[\u4e00-\u9fff]")
@@ -527,7 +534,7 @@ def find(text: str, said: date | None) -> tuple[Mention, ...]:
 def _matches(text: str, said: date | None) -> Iterator[tuple[int, int, Mention | None]]:
     """All matches of all rules. None takes the place of an impossible date, so that 31 June 2023 is not June 2023."""
     for pattern, read in _ABSOLUTE if _YEAR_DIGITS.search(text) else ():
-        for match in pattern.finditer(text):
+        for match in _compiled(pattern).finditer(text):
             span = _on_calendar(read, match)
             mention = Mention(*match.span(), match[0], span, False, describe(span)) if span else None
             yield *match.span(), mention
@@ -535,7 +542,7 @@ def _matches(text: str, said: date | None) -> Iterator[tuple[int, int, Mention |
         return
     cues = _cues(text)
     for pattern, resolve in ((p, r) for needed, p, r in _RELATIVE if not needed.isdisjoint(cues)):
-        for match in pattern.finditer(text):
+        for match in _compiled(pattern).finditer(text):
             if resolved := _on_calendar(partial(resolve, said=said), match):
                 span, label = resolved
                 label = str(span) if match[0][0] >= _HAN else label

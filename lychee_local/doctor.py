@@ -40,6 +40,8 @@ LIBRARIES = (
     "outlines",
     "llguidance",
     "hnswlib",
+    "safetensors",
+    "tokenizers",
     "torch",
     "transformers",
     "sentence-transformers",

@@ -40,13 +40,18 @@ _COMMON_ENDING = re.compile(r"(?:ing|ly|tion|ness|ment|ity|s)$")
 _OF_PROGRAMS = ("procedure", "failure_pattern", "tool_affordance")
 _FIRST_PERSON = re.compile(r"\b(?:I|[Mm]y|[Mm]e|[Ww]e|[Oo]ur|[Uu]s|[Mm]yself)\b")
 _THIRD_PERSON = re.compile(r"\b(?:he|she|they|his|hers?|him|theirs?|them)\b", re.I)
+_REFERS = re.compile(r"\b(?:it|its|that|this|these|those|there|them|they|their|he|him|his|she|her|one|ones|so)\b", re.I)
 _SECOND_PERSON = re.compile(r"\b[Yy](?:ou|our|ours)\b")
 _EXAMPLE_NAMES = frozenset(("ines", "tomas", "vera"))
-# So much of a record must be words of the segment; a paraphrase reaches it, an invention does not.
+# So much of a record must be words of its speaker, or of questions to them; a paraphrase reaches it, an invention does
+# not.
 _SUPPORT = 0.5
 # A record is moved to another turn of its segment only if that turn shares this much more of its words.
 _MOVE_MARGIN = 0.3
 _SAME_WORDS = 0.85
+_COPIED = 0.75  # the share of a turn's words from which on its record is a copy
+_IMAGE = re.compile(r"\[image(?: search)?(?:: [^\]]*)?\]?")
+_ASKED_BEHIND = re.compile(r"(?<=\w)(?:[.!]|\s+[-–—]|,)\s[^.!?–—-]*\?[\"”]?$")
 _STEM = 5  # letters that two forms of a name share at least: Hamburg, Hamburger
 
 
@@ -63,9 +68,7 @@ class Finisher:
         self._names = {term for name in self._speakers for term in terms(name)}
         spoken = " ".join(f"{line.turn.name} {readable(line)}" for line in lines)
         said = f"{spoken} {context}"
-        # The context may name who is meant; what a record says of them must stand in the segment, or a model that
-        # writes an earlier record down again would give it this segment's turns.
-        self._said_terms = set(terms(spoken))
+        self._own = {name: _terms_of(name, lines) for name in {line.turn.name for line in lines}}
         self._known = set(_tokens(said.casefold()))
         self._known |= {digit for digit, word in _NUMERALS.items() if word in self._known}
         self._known |= {word for digit, word in _NUMERALS.items() if digit in self._known}
@@ -78,16 +81,20 @@ class Finisher:
 
     def record(self, draft: Draft, lines: Sequence[Line]) -> Record | None:
         """The record of a draft, or None if it is blank, a repeat, or says what nobody said."""
-        text = " ".join(draft.text.split())
+        text = _stated(draft.text)
         words = set(terms(text))
-        if not words or _CHATTER.match(text):
-            return None
-        if len((words - self._names) & self._said_terms) < _SUPPORT * len(words - self._names):
-            self.rejected += 1
+        if not words or text.endswith("?") or _CHATTER.match(text):
             return None
         evidence = self._evidence(words - self._names, draft.lines or tuple(range(len(lines))), lines)
         line = lines[evidence[0]]
+        if _copies(words, line):
+            return None
         source = _closest_sentence(words, line)
+        # The context may name who is meant; what a record says of them must be in words of theirs, or a model that
+        # writes an earlier record down again, or takes one speaker's words for another's, would give it this turn.
+        if not self._supported(words - self._names, source, line, lines[: evidence[0]]):
+            self.rejected += 1
+            return None
         moved = evidence[0] not in draft.lines
         if self._no_news(draft, text, source, [lines[i].turn for i in evidence]):
             return None
@@ -106,6 +113,12 @@ class Finisher:
             return None
         self._kept.append(words)
         return self._build(draft, text, [lines[i].turn for i in sorted(evidence)], line, source)
+
+    def _supported(self, words: set[str], source: str, line: Line, before: Sequence[Line]) -> bool:
+        """Whether enough of the words are the speaker's own, or, where the speaker says "it" or "there", of earlier
+        turns."""
+        meant = set(terms(" ".join(map(readable, before)))) if _REFERS.search(source) else set()
+        return len(words & (self._own[line.turn.name] | meant)) >= _SUPPORT * len(words)
 
     def _no_news(self, draft: Draft, text: str, source: str, turns: Sequence[Turn]) -> bool:
         """Whether only a program says it, or an assistant repeats what it was told or had recalled."""
@@ -200,6 +213,31 @@ class Finisher:
             or (known.precision == "interval" and span.start <= known.end and known.start <= span.end)
             for known in [*self._spans, *days]
         )
+
+
+def _terms_of(name: str, lines: Sequence[Line]) -> set[str]:
+    """What `name` says in a segment, and what the others ask, since an answer need not say the question again."""
+    own = [readable(line) for line in lines if line.turn.name == name]
+    asked = (
+        sentence
+        for line in lines
+        if line.turn.name != name
+        for sentence in rules.sentences(readable(line))
+        if sentence.rstrip().endswith(("?", "？"))
+    )
+    return set(terms(" ".join((name, *own, *asked))))
+
+
+def _stated(text: str) -> str:
+    """On one line, without marks of images, and without a question behind the statement."""
+    plain = " ".join(_IMAGE.sub(" ", text).split())
+    return _ASKED_BEHIND.sub("", plain)
+
+
+def _copies(words: set[str], line: Line) -> bool:
+    """Whether a whole turn of several sentences was written down again, which rules cut better into statements."""
+    said = set(terms(line.text))
+    return len(list(rules.sentences(line.text))) > 1 and len(words & said) >= _COPIED * len(said)
 
 
 def _speaks_of(source: str, name: str) -> bool:

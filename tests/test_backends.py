@@ -1,7 +1,7 @@
 """One contract for every adapter, fake or real, and what each real one owes beyond it.
 
-Real llama.cpp runs SmolLM2-135M, real sentence-transformers MiniLM; for BGE a random model of the same architecture is
-made on the spot.
+Real llama.cpp runs SmolLM2-135M, real numpy and sentence-transformers MiniLM; for BGE a random model of the same
+architecture is made on the spot.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from tiny_models import TINY, WORDS, make_bert, make_cross_encoder
 
 from lychee_local import cards
-from lychee_local.backends import LLM, Embedder, Reranker
+from lychee_local.backends import LLM, Embedder, Reranker, Vectors
 from lychee_local.backends.batch import PROMPT_CHUNK
-from lychee_local.backends.bge import CrossEncoder, SentenceEmbedder
+from lychee_local.backends.bge import CrossEncoder
 from lychee_local.backends.constraint import constraint_schema
 from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, OverlapReranker
 from lychee_local.backends.llama import LlamaLLM
 from lychee_local.backends.load import load_embedder, load_llm
 from lychee_local.backends.output import is_looping
+from lychee_local.cards import Engine
 from lychee_local.errors import (
     BadInput,
     ConstraintNotApplied,
@@ -39,7 +42,7 @@ from lychee_local.errors import (
     ModelMissing,
     PromptTooLong,
 )
-from lychee_local.types import Calibration, ChatMessage
+from lychee_local.types import ChatMessage
 
 QUESTION = [ChatMessage("system", "You are brief."), ChatMessage("user", "Name three colours.")]
 POEM = [ChatMessage("user", "Write a short poem about the sea.")]
@@ -459,17 +462,13 @@ def test_lists_of_like_things_are_no_circle(text: str) -> None:
 # --- the contract of an embedder ---
 
 
-@pytest.fixture(scope="module")
-def minilm(minilm_path: Path) -> SentenceEmbedder:
-    return load_embedder(cards.card("all-minilm-l6-v2"), minilm_path)
-
-
-@pytest.fixture(params=["fake", pytest.param("minilm", marks=pytest.mark.model)])
+@pytest.fixture(
+    scope="module", params=["fake", *(pytest.param(e, marks=pytest.mark.model) for e in ("numpy", "torch"))]
+)
 def embedder(request: pytest.FixtureRequest) -> Embedder:
     if request.param == "fake":
         return HashEmbedder(64)
-    found: SentenceEmbedder = request.getfixturevalue("minilm")
-    return found
+    return load_embedder(cards.card("all-minilm-l6-v2"), request.getfixturevalue("minilm_path"), engine=request.param)
 
 
 def test_rows_are_unit_vectors_in_the_order_of_the_texts(embedder: Embedder) -> None:
@@ -528,93 +527,24 @@ def test_the_fake_embedders_cosine_is_the_share_of_common_words() -> None:
 
 # --- random models of BGE's architectures ---
 
-WORDS = ["ana", "bo", "likes", "green", "tea", "jazz", "lisbon", "pottery", "monday", "query", "who", "?", "."]
-
-
-def _tiny_tokenizer(folder: Path, family: Literal["bert", "xlm-roberta"]) -> int:
-    """A word-level tokenizer with the marks of the family; returns its size."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    start, end, pad, unknown = (
-        ("[CLS]", "[SEP]", "[PAD]", "[UNK]") if family == "bert" else ("<s>", "</s>", "<pad>", "<unk>")
-    )
-    special = [pad, start, end, unknown] if family == "bert" else [start, pad, end, unknown]
-    vocabulary = {word: index for index, word in enumerate([*special, *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    pair = f"{start} $A {end} $B:1 {end}:1" if family == "bert" else f"{start} $A {end} {end} $B {end}"
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{start} $A {end}", pair=pair, special_tokens=[(mark, vocabulary[mark]) for mark in (start, end)]
-    )
-    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers ships half its types
-        tokenizer_object=tokenizer,
-        unk_token=unknown,
-        pad_token=pad,
-        cls_token=start,
-        sep_token=end,
-        model_max_length=512,
-        model_input_names=["input_ids", "attention_mask"],
-    ).save_pretrained(folder)
-    return len(vocabulary)
-
-
-def _tiny_bert(folder: Path) -> Path:
-    import torch
-    from transformers import BertConfig, BertModel
-
-    size = _tiny_tokenizer(folder, "bert")
-    torch.manual_seed(1)
-    config = BertConfig(
-        vocab_size=size,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-    )
-    BertModel(config).save_pretrained(folder)
-    return folder
-
-
-def _tiny_cross_encoder(folder: Path, *, labels: int = 1) -> Path:
-    import torch
-    from transformers import XLMRobertaConfig, XLMRobertaForSequenceClassification
-
-    size = _tiny_tokenizer(folder, "xlm-roberta")
-    torch.manual_seed(2)
-    config = XLMRobertaConfig(
-        vocab_size=size,
-        max_position_embeddings=514,
-        type_vocab_size=1,
-        pad_token_id=1,
-        id2label={label: f"LABEL_{label}" for label in range(labels)},
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        initializer_range=0.5,
-    )
-    XLMRobertaForSequenceClassification(config).save_pretrained(folder)
-    return folder
-
 
 @pytest.fixture(scope="module")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _tiny_bert(tmp_path_factory.mktemp("bert"))
+    return make_bert(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture(scope="module")
 def tiny_cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> CrossEncoder:
-    return CrossEncoder(_tiny_cross_encoder(tmp_path_factory.mktemp("xlmr")), name="tiny")
+    return CrossEncoder(make_cross_encoder(tmp_path_factory.mktemp("xlmr")), name="tiny")
 
 
-def _open_bert(folder: Path, **options: object) -> SentenceEmbedder:
-    return SentenceEmbedder(folder, name="tiny", digest="0" * 64, calibration=Calibration(), **options)  # type: ignore[arg-type]  # each test passes one
+@pytest.fixture(params=["numpy", "torch"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.param
+    return found
 
 
-def test_pooling_comes_from_the_card(tiny_bert: Path) -> None:
+def test_pooling_comes_from_the_card(tiny_bert: Path, engine: Engine) -> None:
     import torch
     from transformers import AutoTokenizer, BertModel
 
@@ -622,14 +552,15 @@ def test_pooling_comes_from_the_card(tiny_bert: Path) -> None:
     inputs = AutoTokenizer.from_pretrained(tiny_bert)(text, return_tensors="pt")
     with torch.no_grad():
         states = BertModel.from_pretrained(tiny_bert)(**inputs).last_hidden_state[0].numpy()
-    for pooling, expected in (("cls", states[0]), ("mean", states.mean(axis=0))):
-        row = _open_bert(tiny_bert, pooling=pooling).embed([text])[0]
+    poolings: tuple[tuple[Literal["cls", "mean"], Vectors], ...] = (("cls", states[0]), ("mean", states.mean(axis=0)))
+    for pooling, expected in poolings:
+        row = load_embedder(replace(TINY, pooling=pooling), tiny_bert, engine=engine).embed([text])[0]
         assert row == pytest.approx(expected / np.linalg.norm(expected), abs=1e-5)
 
 
-def test_the_prefix_goes_before_queries_only(tiny_bert: Path) -> None:
-    plain = _open_bert(tiny_bert, pooling="cls")
-    prefixed = _open_bert(tiny_bert, pooling="cls", query_prefix="query who ")
+def test_the_prefix_goes_before_queries_only(tiny_bert: Path, engine: Engine) -> None:
+    plain = load_embedder(TINY, tiny_bert, engine=engine)
+    prefixed = load_embedder(replace(TINY, query_prefix="query who "), tiny_bert, engine=engine)
     question = ["bo likes jazz"]
     assert np.array_equal(prefixed.embed(question), plain.embed(question))
     assert prefixed.embed(question, kind="query")[0] == pytest.approx(
@@ -637,8 +568,8 @@ def test_the_prefix_goes_before_queries_only(tiny_bert: Path) -> None:
     )
 
 
-def test_a_text_longer_than_the_positions_is_the_mean_of_its_windows(tiny_bert: Path) -> None:
-    embedder = _open_bert(tiny_bert, pooling="mean")
+def test_a_text_longer_than_the_positions_is_the_mean_of_its_windows(tiny_bert: Path, engine: Engine) -> None:
+    embedder = load_embedder(TINY, tiny_bert, engine=engine)
     # 100 words need two windows of 64 positions with two marks each; they are cut evenly, at the 50th word.
     half, rest = "ana likes tea . " * 12 + "bo bo", "jazz bo who . " * 12 + "tea tea"
     first, second, whole = embedder.embed([half, rest, f"{half} {rest}"])
@@ -647,39 +578,39 @@ def test_a_text_longer_than_the_positions_is_the_mean_of_its_windows(tiny_bert: 
     assert whole @ first < 0.9999
 
 
-def test_another_dimension_than_the_cards_is_refused(tiny_bert: Path) -> None:
+def test_another_dimension_than_the_cards_is_refused(tiny_bert: Path, engine: Engine) -> None:
     with pytest.raises(ModelDamaged, match="16 dimensions, its card says 384"):
-        _open_bert(tiny_bert, dimension=384)
+        load_embedder(replace(TINY, dimension=384), tiny_bert, engine=engine)
 
 
-def test_weights_without_numbers_are_refused(tmp_path: Path) -> None:
+def test_weights_without_numbers_are_refused(tmp_path: Path, engine: Engine) -> None:
     from safetensors.numpy import load_file, save_file
 
-    weights = _tiny_bert(tmp_path) / "model.safetensors"
+    weights = make_bert(tmp_path) / "model.safetensors"
     save_file(
         {name: values * np.float32("nan") for name, values in load_file(weights).items()}, weights, {"format": "pt"}
     )
     with pytest.raises(GenerationFailed, match="no numbers"):
-        _open_bert(tmp_path)
+        load_embedder(TINY, tmp_path, engine=engine)
 
 
-def test_folders_that_hold_no_model_are_named(tmp_path: Path, tiny_bert: Path) -> None:
+def test_folders_that_hold_no_model_are_named(tmp_path: Path, tiny_bert: Path, engine: Engine) -> None:
     with pytest.raises(ModelMissing, match="nowhere"):
-        _open_bert(tmp_path / "nowhere")
+        load_embedder(TINY, tmp_path / "nowhere", engine=engine)
     with pytest.raises(ModelDamaged, match=r"config\.json"):
-        _open_bert(tmp_path)
+        load_embedder(TINY, tmp_path, engine=engine)
     cut = tmp_path / "cut"
     cut.mkdir()
     for source in tiny_bert.iterdir():
         (cut / source.name).write_bytes(source.read_bytes()[: 3000 if source.suffix == ".safetensors" else None])
     with pytest.raises(ModelDamaged, match="cut"):
-        _open_bert(cut)
+        load_embedder(TINY, cut, engine=engine)
 
 
 def test_embedding_and_reranking_print_nothing(
-    tiny_bert: Path, tiny_cross_encoder: CrossEncoder, capfd: pytest.CaptureFixture[str]
+    tiny_bert: Path, engine: Engine, tiny_cross_encoder: CrossEncoder, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    _open_bert(tiny_bert).embed(["ana likes tea " * 80] * 40)
+    load_embedder(TINY, tiny_bert, engine=engine).embed(["ana likes tea " * 80] * 40)
     tiny_cross_encoder.score("who likes tea ?", [f"ana likes {word}" for word in WORDS] * 3)
     assert capfd.readouterr() == ("", "")
 
@@ -732,7 +663,7 @@ def test_a_question_that_leaves_no_room_is_refused(tiny_cross_encoder: CrossEnco
         tiny_cross_encoder.score("who likes tea ? " * 2500, ["ana likes tea"])
 
 
-@pytest.mark.parametrize("make", [lambda f: _tiny_cross_encoder(f, labels=3), _tiny_bert])
+@pytest.mark.parametrize("make", [lambda f: make_cross_encoder(f, labels=3), make_bert])
 def test_a_model_that_is_no_cross_encoder_is_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     with pytest.raises(ModelDamaged, match="no cross-encoder"):
         CrossEncoder(make(tmp_path), name="wrong")
@@ -741,7 +672,7 @@ def test_a_model_that_is_no_cross_encoder_is_refused(tmp_path: Path, make: Calla
 def test_scores_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
-    weights = _tiny_cross_encoder(tmp_path) / "model.safetensors"
+    weights = make_cross_encoder(tmp_path) / "model.safetensors"
     save_file(
         {name: values * np.float32("nan") for name, values in load_file(weights).items()}, weights, {"format": "pt"}
     )

@@ -331,3 +331,11 @@ def test_what_is_not_understood_stays_unresolved(text: str) -> None:
 def test_chinese_and_german_days(text: str, span: str) -> None:
     (mention,) = find(text, MONDAY)
     assert str(mention.span) == span
+
+
+def test_the_dot_behind_a_month_ends_the_sentence_unless_it_shortens_the_month() -> None:
+    said = date(2023, 7, 3)
+    assert annotate("It is in May. Or in September.", said) == (
+        "It is in May (May 2023). Or in September (September 2023)."
+    )
+    assert annotate("It is in Sept. or so.", said) == "It is in Sept. (September 2023) or so."

@@ -169,3 +169,61 @@ def test_without_salvage_a_cut_output_is_asked_for_again_in_halves() -> None:
     ]
     assert (encoded.outcome, len(llm.calls)) == ("halved", 3)
     assert [usage.outcome for usage in encoded.usage] == ["failed", "ok", "ok"]
+
+
+# --- what a small model writes ----------------------------------------------------------------------------------------
+
+PETS = (
+    ("Iris", "My hamster Pogo eats parsley. He is wonderful."),
+    ("Noah", "Our cat once hid my keys in a boot! She also brought a mouse home."),
+    ("Iris", "I finished a pottery bowl. Do you want to see it? [image: a blue bowl on a table]"),
+    ("Noah", "Yes. When is your show?"),
+    ("Iris", "It is in September. I sell bowls there."),
+)
+
+
+def of_pets(line: int, *sentences: str, context: str = "") -> list[tuple[str, str]]:
+    """What becomes of sentences that a model writes about one line, and about the others nothing that can stay."""
+    turns = tuple(Turn("s", n, text, speaker=name, at=AT) for n, (name, text) in enumerate(PETS))
+    keys = [f"{n} {name}" for n, (name, _) in enumerate(PETS)]
+    reply = {key: list(sentences) if n == line else ["Nothing?"] for n, key in enumerate(keys) if n != 3}
+    llm = FakeLLM([json.dumps(reply)], prompt_style="compact")
+    segment = Segment("s", 0, len(PETS) - 1, "session_flush", 30, len(PETS), 1.0)
+    encoded = jobs.run(encode(segment, turns, llm=llm, context=context, settings=EncodeSettings()), llm)
+    return [(r.text, r.origin) for r in encoded.records if line in r.turns]
+
+
+def test_a_question_behind_a_statement_is_cut_and_one_alone_is_none() -> None:
+    assert of_pets(2, "Iris finished a pottery bowl - do you want to see it?") == [
+        ("Iris finished a pottery bowl", "model")
+    ]
+    assert ("Who has a bowl?", "model") not in of_pets(2, "Who has a bowl?")
+
+
+def test_a_turn_written_down_again_is_left_to_rules() -> None:
+    found = of_pets(1, 'Noah said: "Our cat once hid my keys in a boot! She also brought a mouse home."')
+    assert {origin for _, origin in found} == {"rules"}
+    assert len(found) == 2
+
+
+def test_marks_of_images_are_no_part_of_a_record() -> None:
+    assert of_pets(2, "Iris finished a pottery bowl. [image: a blue bowl on a table]") == [
+        ("Iris finished a pottery bowl.", "model")
+    ]
+
+
+def test_one_speakers_words_do_not_tell_of_the_other() -> None:
+    """The animal of one and the doing of the other's: each word was said, the sentence was not."""
+    mixed = "Iris's hamster Pogo hid keys in a boot."
+    assert (mixed, "model") not in of_pets(0, mixed, "Iris's hamster Pogo eats parsley.")
+
+
+def test_an_answer_may_be_told_in_the_words_of_its_question_or_of_what_it_refers_to() -> None:
+    assert of_pets(4, "Iris's show is in September.") == [("Iris's show is in September (September 2023).", "model")]
+    assert of_pets(4, "Iris sells pottery bowls at the show.")[0][1] == "model"
+
+
+def test_an_earlier_record_written_down_again_is_no_record() -> None:
+    context = "Noah's children loved the beach! Walking there can be really relaxing."
+    echo = "Iris loves the beach! Walking there can be really relaxing."
+    assert (echo, "model") not in of_pets(2, echo, context=context)

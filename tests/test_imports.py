@@ -17,9 +17,8 @@ GROUPS = {
     "ground": "errors trace types dates settings options strategy lexicon prose voice echoes rules fence asking finish"
     " bearing wording",
     "models": "cards gguf fetch pull",
-    "backends": "backends backends.batch backends.bge backends.chat backends.constraint backends.fake backends.jobs"
-    " backends.llama backends.load backends.output"
-    " backends.native",
+    "backends": "backends backends.batch backends.bert backends.bge backends.chat backends.constraint backends.fake"
+    " backends.folder backends.jobs backends.llama backends.load backends.native backends.output backends.sentences",
     "store": "store store.archive store.arrival store.catalogue store.catchup store.check store.codec"
     " store.departure store.derived store.disk store.draft store.epoch store.forget store.graph"
     " store.living store.lock store.log store.manifest store.migrate store.nodes store.opening"

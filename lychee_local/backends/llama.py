@@ -11,7 +11,6 @@ forgotten: a broken constraint would go on as free text. Here it is an ordinary 
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 import weakref
@@ -28,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lychee_local.backends.batch import MEMORY_BYTES, PROMPT_CHUNK, LlamaBatch, too_long
 from lychee_local.backends.chat import ChatTemplate
 from lychee_local.backends.constraint import Constraint, ConstraintEngine
-from lychee_local.backends.native import settle
+from lychee_local.backends.native import processors, settle
 from lychee_local.backends.output import DOCTOR_HINT, Logits, Output, Vocabulary
 from lychee_local.errors import (
     BadInput,
@@ -88,7 +87,7 @@ class LlamaLLM:
             raise BadInput(f"a context of {context} tokens holds no prompt", hint="128 at least; 8192 is the default")
         check_gguf(path)
         self._api = _import_llama_cpp()
-        llama = _load(self._api, path, context, threads or _processors(), seed)
+        llama = _load(self._api, path, context, threads or processors(), seed)
         # Runs once: on close(), when the object is collected, or at exit, whichever comes first.
         self._free = weakref.finalize(self, llama.close)
         self._llama = llama
@@ -324,9 +323,3 @@ def _load(api: ModuleType, path: Path, context: int, threads: int, seed: int) ->
             f"llama.cpp cannot load {path}: {error}{_last_native_lines()}",
             hint="if the file is whole (lychee models verify), memory may be short: try a smaller model or context",
         ) from error
-
-
-def _processors() -> int:
-    # llama-cpp-python's own default is half of them, which on a laptop of two is one.
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

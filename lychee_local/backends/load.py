@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from lychee_local import cards
-from lychee_local.backends.bge import CrossEncoder, SentenceEmbedder
+from lychee_local.backends import bert
+from lychee_local.backends.bge import CrossEncoder, TorchEncoder
+from lychee_local.backends.folder import require_model
 from lychee_local.backends.llama import LlamaLLM
-from lychee_local.cards import Card
+from lychee_local.backends.sentences import Encoder, SentenceEmbedder
+from lychee_local.cards import Card, Engine
 from lychee_local.errors import BadInput
 
 # The cache of keys and values grows with the context: 8,192 tokens take 235 MB on a 1.5 B model, 32,768 take 940 MB.
@@ -33,24 +36,34 @@ def load_llm(card: Card, path: Path, *, context: int | None = None, threads: int
     )
 
 
-def load_embedder(card: Card, path: Path) -> SentenceEmbedder:
-    """The embedder of a card from its folder at `path`.
+def load_embedder(card: Card, path: Path, *, engine: Engine | None = None) -> SentenceEmbedder:
+    """The embedder of a card from its folder at `path`, computed by the card's engine, or by `engine` instead.
 
     Raises:
-        ModelMissing, ModelDamaged: see `SentenceEmbedder`.
+        BadInput: `engine` is "numpy" and this is no BERT.
+        ModelMissing, ModelDamaged: see `Bert`, `TorchEncoder` and `SentenceEmbedder`.
     """
     _require_role(card, "embedder")
     if card.calibration is None:
         raise BadInput(f"the card of {card.name} has no calibration", hint="run: lychee models add, which makes one")
     return SentenceEmbedder(
-        path,
+        _load_encoder(card, path, engine or card.engine),
         name=card.name,
         digest=cards.digest(card),
         calibration=card.calibration,
         query_prefix=card.query_prefix,
-        pooling=card.pooling,
         dimension=card.dimension,
     )
+
+
+def _load_encoder(card: Card, path: Path, engine: Engine) -> Encoder:
+    require_model(path)
+    if engine == "torch" or (engine == "auto" and not bert.reads(path)):
+        return TorchEncoder(path, pooling=card.pooling)
+    if not bert.reads(path):
+        raise BadInput(f"{card.name} is no BERT, numpy cannot compute it", hint='say engine = "torch" in its card')
+    assert card.pooling is not None  # an embedder's card without it is refused
+    return bert.Bert(path, pooling=card.pooling)
 
 
 def load_reranker(card: Card, path: Path) -> CrossEncoder:

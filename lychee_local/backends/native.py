@@ -1,4 +1,5 @@
-"""What is settled in this process before a native engine is first imported; later it would have no effect."""
+"""What is settled in this process before a native engine is first imported, when later would be too late; and how many
+processors it may use."""
 
 from __future__ import annotations
 
@@ -19,3 +20,9 @@ def settle() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
