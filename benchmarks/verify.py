@@ -141,9 +141,10 @@ def verify_main(options: argparse.Namespace) -> dict[str, object]:
     lines = {line["id"]: line for line in folder.lines(options.run)}
     asked = _sample(lines, options.sample, options.seed)
     shared = options.stores or options.run.resolve().parent / "stores"
-    fresh = options.fresh or not _is_built(shared, setup, options.home)
     with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
-        places = Places(Path(scratch) / "run", Path(scratch) / "stores" if fresh else shared, options.home)
+        places = Places(Path(scratch) / "run", shared, options.home)
+        fresh = options.fresh or not _is_built(setup, places)
+        places = replace(places, stores=Path(scratch) / "stores") if fresh else places
         other = elsewhere(options.run, setup, places)
         for each in other:
             print(f"not as in the run: {each}")
@@ -174,8 +175,10 @@ def _said(line: Line, found: tuple[Difference, ...]) -> tuple[Difference, ...]:
     return found
 
 
-def _is_built(stores: Path, setup: Setup, models: Path | None) -> bool:
-    return (stores / store_name(setup, method(setup.method), Models(setup.profile, models))).is_dir()
+def _is_built(setup: Setup, places: Places) -> bool:
+    """Whether the memory of a run is among those that runs share."""
+    name = store_name(setup, method(setup.method), Models(setup.profile, places.models))
+    return (places.stores / name).is_dir()
 
 
 def _sample(lines: Mapping[str, Line], sample: int | None, seed: int) -> list[str]:
