@@ -174,18 +174,13 @@ def _categories(runs: Sequence[Run], means: Measured, measure: str) -> Figure | 
     for n, run in enumerate(runs):
         beside = 0.8 * ((n + 0.5) / len(runs) - 0.5)
         by_name = found.get(run.name, {})
-        _points(
-            panels[0], n, run.name, [(at + beside, by_name[name]) for at, name in enumerate(names) if name in by_name]
-        )
+        points = [(at + beside, by_name[name]) for at, name in enumerate(names) if name in by_name]
+        _points(panels[0], n, run.name, points)
     for border in range(len(names) - 1):
         panels[0].axvline(border + 0.5, color="0.85", linewidth=0.8)
     shown = [_safe(name, 28) for name in names]
-    panels[0].set_xticks(
-        range(len(names)),
-        shown,
-        rotation=0 if sum(map(len, shown)) < 50 else 30,
-        ha="center" if sum(map(len, shown)) < 50 else "right",
-    )
+    slanted = {"rotation": 30, "ha": "right"} if sum(map(len, shown)) > 50 else {}
+    panels[0].set_xticks(range(len(names)), shown, **slanted)
     panels[0].set(ylabel=_label(measure), xlim=(-0.5, len(names) - 0.5))
     return _with_legend(figure, panels, runs)
 
@@ -222,12 +217,12 @@ def _outcomes(runs: Sequence[Run], answers: str | None) -> Figure | None:
 
 
 def _panels(
-    number: int, title: str, runs: Sequence[Run], *, wide: float | None = None, high: float | None = None
+    number: int, title: str, runs: Sequence[Run], *, wide: float | None = None, high: float = 4.4
 ) -> tuple[Figure, list[Axes]]:
+    """So many beside each other, in inches as high as the legend of all runs at least."""
     from matplotlib import pyplot
 
-    rows = len(runs) if number == 1 or high is None else 0
-    size = (min(24.0, wide or 4.6 * number + 3.0), max(high or 4.4, 0.22 * rows + 1.2))
+    size = (min(24.0, wide or 4.6 * number + 3.0), max(high, 0.22 * len(runs) + 1.2))
     figure, axes = pyplot.subplots(1, number, figsize=size, layout="constrained", squeeze=False)
     figure.suptitle(title)
     panels = list(axes.flat)
@@ -261,8 +256,8 @@ def _spread(panel: Axes, runs: Sequence[Run], at: Sequence[float | None], found:
 
 
 def set_apart(places: Sequence[float], gap: float) -> list[float]:
-    """Ascending places between 0 and 1, at least `gap` from each other and from both ends, the least sum of squares
-    of what they are moved: isotonic regression, by pooling neighbours that are out of order."""
+    """Ascending places between 0 and 1, at least `gap` from each other and from both ends, moved as little as may be
+    (by the sum of squares): isotonic regression, by pooling neighbours that are out of order."""
     pools: list[tuple[float, int]] = []
     for n, place in enumerate(places):
         pools.append((place - n * gap, 1))

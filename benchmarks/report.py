@@ -104,9 +104,9 @@ def _setups(runs: Sequence[Run]) -> Table:
     for run in runs:
         setup, models = run.about["setup"], run.about["models"]
         asked = [setup["method"], setup["records"], setup["budget"] or "no limit", setup["items"] or "the method's"]
-        used = [models.get("llm", "-") if setup["answers"] else "none asked", models.get("embedder", "-")]
-        names = [str(name).partition(" ")[0] if " " in str(name) and name != "none asked" else name for name in used]
-        rows.append((run.name, *map(str, asked), *names, str(len(run.lines)), run.about["data"][:12]))
+        llm, embedder = (models.get(role, "-").partition(" ")[0] for role in ("llm", "embedder"))
+        used = [llm if setup["answers"] else "nobody", embedder, len(run.lines), run.about["data"][:12]]
+        rows.append((run.name, *map(str, asked), *map(str, used)))
     head = ("run", "method", "records by", "evidence tokens", "items", "answers by", "embedder", "questions", "data")
     return Table("Runs", head, tuple(rows))
 

@@ -76,8 +76,8 @@ class Run:
         groups: dict[str, list[float]] = {ALL: []}
         for line in self.good:
             if line["id"] in values and line["category"] != without:
-                groups[ALL].append(100 * values[line["id"]])
-                groups.setdefault(line["category"], []).append(100 * values[line["id"]])
+                for name in {ALL, line["category"]}:  # data of one's own may have a category that is called so
+                    groups.setdefault(name, []).append(100 * values[line["id"]])
         return {name: scores.interval(group) for name, group in groups.items() if group}
 
 
@@ -177,7 +177,8 @@ def cost(run: Run) -> Cost:
 
 def categories(runs: Sequence[Run]) -> tuple[str, ...]:
     """Those of all runs, as they come."""
-    return tuple(dict.fromkeys(line["category"] for run in runs for line in run.lines))
+    every = dict.fromkeys(line["category"] for run in runs for line in run.lines)
+    return tuple(name for name in every if name != ALL)
 
 
 def layouts(runs: Sequence[Run]) -> tuple[str, ...]:

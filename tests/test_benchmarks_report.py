@@ -116,6 +116,13 @@ def test_means_by_category_with_intervals(tmp_path: Path) -> None:
     assert row(found["Questions without an error"], "one") == {"run": "one", "all": "4", "single": "2", "multi": "2"}
 
 
+def test_a_category_that_is_called_all_counts_once(tmp_path: Path) -> None:
+    found = tables(write(tmp_path / "one", [asked("q1", "all"), asked("q2", "b", f1=0.0), asked("q3", "b", f1=0.0)]))
+    f1 = row(found[report.MEASURES["f1"]], "one")
+    assert list(f1) == ["run", "n", "all", "b"]
+    assert (f1["n"], f1["all"].partition(" ")[0]) == ("3", "33.3")
+
+
 def test_costs_by_the_papers_accounting(tmp_path: Path) -> None:
     planned = asked("q1")
     planned["usage"] = [*planned["usage"], planned["usage"][0] | {"purpose": "plan"}]
