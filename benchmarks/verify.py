@@ -1,6 +1,7 @@
 """A run repeated: its questions asked again, and where the answers to them are not the same.
 
     python -m benchmarks verify RUN [--sample N --seed S] [--fresh] [--data FILE]
+    python -m benchmarks verify RUN --against RUN
 
 Works in a folder of its own, which goes afterwards; the run is only read. Without --fresh the memory that the run built
 is used again, with it the memory is built anew. What is compared: evidence and its order, plan, reply, scores, tokens,
@@ -15,7 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,13 +49,23 @@ class Difference:
         return f"{plain(self.of)}: {self.part}: was {plain(self.was)}; is {plain(self.now)}"
 
 
-def elsewhere(run: Path, setup: Setup, places: Places) -> tuple[str, ...]:
-    """What is another here and now than where the run was made: data, settings, models, environment."""
-    was, now = flat(folder.about(run)), flat(folder.described(setup, places))
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """`elsewhere` is what is not as in the run of data, settings, models, environment; `fresh` says that the memory was
+    built anew."""
+
+    found: tuple[Difference, ...]
+    elsewhere: tuple[str, ...]
+    fresh: bool
+
+
+def elsewhere(was: Line, now: Line) -> tuple[str, ...]:
+    """What is another in one run.json than in the other: data, settings, models, environment."""
+    one, other = flat(was), flat(now)
     return tuple(
-        f"{key}: was {was.get(key, '-')}; is {now.get(key, '-')}"
-        for key in dict.fromkeys((*was, *now))
-        if was.get(key, "-") != now.get(key, "-")
+        f"{key}: was {one.get(key, '-')}; is {other.get(key, '-')}"
+        for key in dict.fromkeys((*one, *other))
+        if one.get(key, "-") != other.get(key, "-")
     )
 
 
@@ -119,6 +130,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     verify.add_argument("run", type=Path, help="folder of the run")
     verify.add_argument("--sample", type=int, default=None, help="so many questions, as many of each category")
     verify.add_argument("--seed", type=int, default=0, help="which sample")
+    verify.add_argument("--against", type=Path, default=None, help="ask nothing: compare with this run, token by token")
     verify.add_argument("--fresh", action="store_true", help="build the memory anew")
     verify.add_argument("--data", type=Path, default=None, help="where the data set's file is now")
     verify.add_argument("--corrections", type=Path, default=None, help="LoCoMo: where the corrected answer key is now")
@@ -130,49 +142,75 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def verify_main(options: argparse.Namespace) -> dict[str, object]:
     """
     Raises:
-        ValueError: the folder holds no run, or its data cannot be used.
+        ValueError: a folder holds no run, or the data of the run cannot be used.
         ModelMissing: a model of the run is not on this machine.
     """
-    setup = folder.setup_of(folder.about(options.run))
+    lines = {line["id"]: line for line in folder.lines(options.run)}
+    asked = _sample(lines, options.sample, options.seed)
+    checked = (_again if options.against is None else _against)(options, lines, asked)
+    differ = {each.of for each in checked.found} & lines.keys()
+    print("\n".join(map(str, checked.found)), end="\n" if checked.found else "")
+    print(f"{len(asked)} questions repeated, {len(differ)} of them differ; {len(checked.found)} differences in all")
+    return {
+        "run": str(options.run),
+        "questions": len(asked),
+        "differ": len(differ),
+        "same": not checked.found,
+        "fresh": checked.fresh,
+        "differences": [str(each) for each in checked.found],
+        "not as in the run": list(checked.elsewhere),
+    }
+
+
+def _against(options: argparse.Namespace, lines: Mapping[str, Line], asked: Sequence[str]) -> Checked:
+    """The questions as another run has them."""
+    other = _told_elsewhere(folder.about(options.run), folder.about(options.against))
+    theirs = folder.lines(options.against)
+    found = _found(options.run, options.against, lines, asked, (line for line in theirs if line["id"] in asked))
+    more = (Difference(x["id"], "question", "not asked", "asked") for x in theirs if x["id"] not in lines)
+    return Checked((*found, *(() if options.sample else more)), other, fresh=False)
+
+
+def _again(options: argparse.Namespace, lines: Mapping[str, Line], asked: Sequence[str]) -> Checked:
+    """The questions asked again."""
+    about = folder.about(options.run)
+    setup = folder.setup_of(about)
     if options.data is not None:
         setup = replace(setup, data=str(options.data.resolve()))
     if options.corrections is not None:
         setup = replace(setup, corrections=str(options.corrections.resolve()))
-    lines = {line["id"]: line for line in folder.lines(options.run)}
-    asked = _sample(lines, options.sample, options.seed)
     shared = options.stores or options.run.resolve().parent / "stores"
     with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
         places = Places(Path(scratch) / "run", shared, options.home)
         fresh = options.fresh or not _is_built(setup, places)
         places = replace(places, stores=Path(scratch) / "stores") if fresh else places
-        other = elsewhere(options.run, setup, places)
-        for each in other:
-            print(f"not as in the run: {each}")
+        other = _told_elsewhere(about, folder.described(setup, places))
         if fresh and not options.fresh:
             print(f"the memory of this run is not in {shared}: it is built anew")
-        now = repeat(setup, places, lines, asked)
-        found = {line["id"]: _said(line, differences(lines[line["id"]], line)) for line in now}
-        built = _built(options.run, places.out)
-    gone = [Difference(name, "question", "asked", "not in the data any more") for name in asked if name not in found]
-    every = [*(each for mine in found.values() for each in mine), *built, *gone]
-    print("\n".join(map(str, every)), end="\n" if every else "")
-    apart = sum(map(bool, found.values()))
-    print(f"{len(found)} questions repeated, {apart} of them differ; {len(every)} differences in all")
-    return {
-        "run": str(options.run),
-        "questions": len(found),
-        "differ": apart,
-        "same": not every,
-        "fresh": fresh,
-        "differences": [str(each) for each in every],
-        "not as in the run": list(other),
-    }
+        again = repeat(setup, places, lines, asked)
+        return Checked(_found(options.run, places.out, lines, asked, again), other, fresh)
 
 
-def _said(line: Line, found: tuple[Difference, ...]) -> tuple[Difference, ...]:
-    """The same, after a word about it to whoever waits."""
-    print(f"{line['id']}: {'differs' if found else 'same'}", file=sys.stderr, flush=True)
+def _told_elsewhere(was: Line, now: Line) -> tuple[str, ...]:
+    found = elsewhere(was, now)
+    for each in found:
+        print(f"not as in the run: {each}")
     return found
+
+
+def _found(
+    run: Path, out: Path, lines: Mapping[str, Line], asked: Sequence[str], again: Iterable[Line]
+) -> tuple[Difference, ...]:
+    """All differences of `run` from what the folder `out` holds of it `again`, told one by one to whoever waits."""
+    found: list[Difference] = []
+    met: set[str] = set()
+    for line in again:
+        mine = differences(lines[line["id"]], line)
+        found.extend(mine)
+        met.add(line["id"])
+        print(f"{line['id']}: {'differs' if mine else 'same'}", file=sys.stderr, flush=True)
+    gone = (Difference(name, "question", "asked", "not asked") for name in asked if name not in met)
+    return (*found, *gone, *_built(run, out))
 
 
 def _is_built(setup: Setup, places: Places) -> bool:
