@@ -10,6 +10,7 @@ one page on which every question can be opened (page.py). What the runs do not s
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -305,11 +306,15 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def report_main(options: argparse.Namespace) -> dict[str, object]:
     """
     Raises:
-        ValueError: a folder holds no run, or plots are asked for without matplotlib.
+        ValueError: no folder holds a run, or plots are asked for without matplotlib.
     """
     if options.out is not None and not options.no_plots:
         plots.require()
-    runs = results.read(options.runs)
+    there = [path for path in options.runs if (path / "run.json").exists()]
+    left_out = [str(path) for path in options.runs if path not in there]
+    for path in left_out if there else ():  # `report runs/*` meets the memories that lie beside the runs
+        print(f"{path} holds no run and is left out", file=sys.stderr)
+    runs = results.read(there or options.runs)
     means, pairs, apart = measured(runs), paired(runs), results.differences(runs)
     found = tables(runs, means, pairs)
     text = _above(apart) + "\n\n".join(map(markdown, found))
@@ -327,6 +332,7 @@ def report_main(options: argparse.Namespace) -> dict[str, object]:
         "compared": [_pair(pair) for pair in pairs],
         "differences": list(apart),
         "files": [str(path) for path in files],
+        "left_out": left_out,
     }
 
 

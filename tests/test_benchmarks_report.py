@@ -346,6 +346,11 @@ def test_line_separators_in_a_text_end_no_line(tmp_path: Path) -> None:
 def test_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
+    one = write(tmp_path / "one", [asked("q1")])
+    assert main(["report", str(one), str(tmp_path)]) == 0  # memories lie beside runs
+    printed = capsys.readouterr()
+    assert f"{tmp_path} holds no run and is left out" in printed.err
+    assert json.loads(printed.out.splitlines()[-1])["left_out"] == [str(tmp_path)]
 
 
 def test_a_run_without_questions_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
