@@ -13,7 +13,7 @@ from lychee_local import dates, rules
 from lychee_local.asking import Draft, Line, readable
 from lychee_local.echoes import cites, repeats, words_of
 from lychee_local.lexicon import STOP_WORDS, terms
-from lychee_local.prose import SCRIPT_BORDER, commands
+from lychee_local.prose import SCRIPT_BORDER, commands, statements
 from lychee_local.types import DateSpan, Record, Segment, Temporal, Turn
 
 _NUMBER_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
@@ -43,9 +43,9 @@ _THIRD_PERSON = re.compile(r"\b(?:he|she|they|his|hers?|him|theirs?|them)\b", re
 _REFERS = re.compile(r"\b(?:it|its|that|this|these|those|there|them|they|their|he|him|his|she|her|one|ones|so)\b", re.I)
 _SECOND_PERSON = re.compile(r"\b[Yy](?:ou|our|ours)\b")
 _EXAMPLE_NAMES = frozenset(("ines", "tomas", "vera"))
-# So much of a record must be words of its speaker, or of questions to them; a paraphrase reaches it, an invention does
-# not.
-_SUPPORT = 0.5
+# So much of a record must be words of the segment; a paraphrase reaches it, an invention does not. One that has fewer
+# of its speaker's may have no more than the second share from what others stated.
+_SUPPORT, _FOREIGN = 0.5, 0.3
 # A record is moved to another turn of its segment only if that turn shares this much more of its words.
 _MOVE_MARGIN = 0.3
 _SAME_WORDS = 0.85
@@ -68,6 +68,9 @@ class Finisher:
         self._names = {term for name in self._speakers for term in terms(name)}
         spoken = " ".join(f"{line.turn.name} {readable(line)}" for line in lines)
         said = f"{spoken} {context}"
+        # The context may name who is meant; what a record says of them must stand in the segment, or a model that
+        # writes an earlier record down again would give it this segment's turns.
+        self._said_terms = set(terms(spoken))
         self._own = {name: _terms_of(name, lines) for name in {line.turn.name for line in lines}}
         self._known = set(_tokens(said.casefold()))
         self._known |= {digit for digit, word in _NUMERALS.items() if word in self._known}
@@ -87,11 +90,9 @@ class Finisher:
             return None
         evidence = self._evidence(words - self._names, draft.lines or tuple(range(len(lines))), lines)
         line = lines[evidence[0]]
-        if _copies(words, line):
+        if _copies(text, words, line):
             return None
         source = _closest_sentence(words, line)
-        # The context may name who is meant; what a record says of them must be in words of theirs, or a model that
-        # writes an earlier record down again, or takes one speaker's words for another's, would give it this turn.
         if not self._supported(words - self._names, source, line, lines[: evidence[0]]):
             self.rejected += 1
             return None
@@ -115,10 +116,14 @@ class Finisher:
         return self._build(draft, text, [lines[i].turn for i in sorted(evidence)], line, source)
 
     def _supported(self, words: set[str], source: str, line: Line, before: Sequence[Line]) -> bool:
-        """Whether enough of the words are the speaker's own, or, where the speaker says "it" or "there", of earlier
-        turns."""
-        meant = set(terms(" ".join(map(readable, before)))) if _REFERS.search(source) else set()
-        return len(words & (self._own[line.turn.name] | meant)) >= _SUPPORT * len(words)
+        """Whether enough of the words were said, and not in good part by somebody else; where the speaker says "it" or
+        "there", earlier turns are as good as their own."""
+        own = self._own[line.turn.name]
+        if _REFERS.search(source):
+            own = own | set(terms(" ".join(map(readable, before))))
+        others = words & (self._said_terms - own)
+        mixed = len(words & own) < _SUPPORT * len(words) and len(others) >= _FOREIGN * len(words)
+        return len(words & self._said_terms) >= _SUPPORT * len(words) and not mixed
 
     def _no_news(self, draft: Draft, text: str, source: str, turns: Sequence[Turn]) -> bool:
         """Whether only a program says it, or an assistant repeats what it was told or had recalled."""
@@ -234,10 +239,11 @@ def _stated(text: str) -> str:
     return _ASKED_BEHIND.sub("", plain)
 
 
-def _copies(words: set[str], line: Line) -> bool:
-    """Whether a whole turn of several sentences was written down again, which rules cut better into statements."""
+def _copies(text: str, words: set[str], line: Line) -> bool:
+    """Whether a turn of several statements was written down again as it is, which rules cut better."""
+    as_it_is = '"' in text or len(list(rules.sentences(text))) > 1
     said = set(terms(line.text))
-    return len(list(rules.sentences(line.text))) > 1 and len(words & said) >= _COPIED * len(said)
+    return as_it_is and len(list(statements(line.text))) > 1 and len(words & said) >= _COPIED * len(said)
 
 
 def _speaks_of(source: str, name: str) -> bool:
