@@ -9,7 +9,7 @@ python -m benchmarks methods
 python -m benchmarks judge [RUN...] --judge rule|local:CARD|http://127.0.0.1:PORT/v1#MODEL [--same-judge]
 python -m benchmarks report RUN... [--out DIR] [--no-plots]
 python -m benchmarks compare RUN RUN
-python -m benchmarks verify RUN [--sample N --seed S] [--fresh]
+python -m benchmarks verify RUN [--sample N --seed S] [--fresh] [--against RUN]
 
 A run that was killed goes on where it was, if it is started again with the same --out.
 """

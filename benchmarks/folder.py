@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from benchmarks.environment import environment, sha256
 from benchmarks.methods import method
@@ -23,6 +25,9 @@ from benchmarks.models import Models
 from benchmarks.setups import Places, Setup
 
 Line = dict[str, Any]
+
+# What every line about a question has, be it an error.
+ASKED = ("id", "conversation", "category", "question", "answer", "gold", "error")
 
 
 def claim(setup: Setup, places: Places) -> None:
@@ -92,13 +97,27 @@ def about(out: Path) -> Line:
     """The run.json of a folder.
 
     Raises:
-        ValueError: there is no run in the folder.
+        ValueError: there is no run in the folder, or the file is broken.
     """
     path = out / "run.json"
     if not path.exists():
         raise ValueError(f"{out} holds no run; `python -m benchmarks run` makes one")
-    found: Line = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found: Line = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; run the same into another --out") from error
     return found
+
+
+def setup_of(said: Line) -> Setup:
+    """What the run of a run.json was asked to do.
+
+    Raises:
+        ValueError: another version of these benchmarks wrote it, with options that this one does not know.
+    """
+    if unknown := said["setup"].keys() - {each.name for each in fields(Setup)}:
+        raise ValueError(f"the run has the options {', '.join(sorted(unknown))}, which this version does not know")
+    return TypeAdapter(Setup).validate_python(said["setup"])
 
 
 def lines(out: Path) -> list[Line]:
@@ -109,14 +128,14 @@ def lines(out: Path) -> list[Line]:
     """
     about(out)
     paths = sorted((out / "questions").glob("*.jsonl"))
-    return list({line["id"]: line for path in paths for line in whole_lines(path)}.values())
+    return list({line["id"]: line for path in paths for line in whole_lines(path, *ASKED)}.values())
 
 
-def whole_lines(path: Path) -> list[Line]:
+def whole_lines(path: Path, *keys: str) -> list[Line]:
     """The lines of a file, but for a last one that was cut.
 
     Raises:
-        ValueError: one is no JSON object.
+        ValueError: one is no JSON object, or has not all the `keys`.
     """
     found: list[Line] = []
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
@@ -124,8 +143,11 @@ def whole_lines(path: Path) -> list[Line]:
             line = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}; delete the line and run the same again") from error
-        if not isinstance(line, dict):
-            raise ValueError(f"{path}, line {number}: not an object; delete the line and run the same again")
+        if not isinstance(line, dict) or not line.keys() >= set(keys):
+            raise ValueError(
+                f"{path}, line {number}: not an object with {', '.join(keys) or 'keys'};"
+                " delete the line and run the same again"
+            )
         found.append(line)
     return found
 

@@ -11,17 +11,19 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks import results
+from benchmarks import folder, results
+from benchmarks.environment import sha256
 from benchmarks.folder import Line
 from benchmarks.markdown import Table
 from benchmarks.results import OUTCOMES, Run
 
 TEMPLATE = Path(__file__).with_name("page.html")
 BLOCK = 50  # lines that are unpacked together
+Turn = tuple[str, str, str]  # data set, conversation, ref
 SEEN = 400  # characters of a text in the index: of questions to be listed, of answers and replies to be searched
 
 
@@ -42,9 +44,10 @@ def write(
         "questions": list(_index(runs)),
     }
     before, between, after = _template()
+    gold = _gold(runs)
     with path.open("w", encoding="ascii") as file:
         file.write(before + _json(shown) + between)
-        for number, lines in enumerate(block for run in runs for block in _blocks(run)):
+        for number, lines in enumerate(block for run in runs for block in _blocks(run, gold)):
             file.write(f'<script id="block-{number}" type="text/plain">{_packed(lines)}</script>\n')
         file.write(after)
     return path
@@ -91,12 +94,40 @@ def _entry(line: Line, runs: int) -> Line:
     return told | {"text": line["question"][:SEEN], "searched": searched} | of_runs
 
 
-def _blocks(run: Run) -> Iterator[list[Line]]:
+def _blocks(run: Run, gold: Mapping[Turn, str]) -> Iterator[list[Line]]:
     for start in range(0, len(run.lines), BLOCK):
-        yield [
-            line | {"verdicts": {judge: said[line["id"]] for judge, said in run.verdicts.items() if line["id"] in said}}
-            for line in run.lines[start : start + BLOCK]
-        ]
+        yield [line | _beside(run, line, gold) for line in run.lines[start : start + BLOCK]]
+
+
+def _beside(run: Run, line: Line, gold: Mapping[Turn, str]) -> Line:
+    """What the judges said of an answer, and the gold turns that no item of the evidence shows."""
+    shown = {ref for item in line.get("evidence", ()) for ref in item["refs"]}
+    turns = {ref: (run.about["data"], line["conversation"], ref) for ref in line["gold"] if ref not in shown}
+    return {
+        "verdicts": {judge: said[line["id"]] for judge, said in run.verdicts.items() if line["id"] in said},
+        "missed": {ref: gold.get(turn) for ref, turn in turns.items()},
+    }
+
+
+def _gold(runs: Sequence[Run]) -> dict[Turn, str]:
+    """What was said in the gold turns, as far as the data set's file is still where a run has read it, unchanged."""
+    found: dict[Turn, str] = {}
+    wanted = {
+        (run.about["data"], line["conversation"], ref) for run in runs for line in run.lines for ref in line["gold"]
+    }
+    for run in runs:
+        data, setup = run.about["data"], folder.setup_of(run.about)
+        missing = {turn[1] for turn in wanted if turn[0] == data} - {turn[1] for turn in found if turn[0] == data}
+        path = Path(setup.data)
+        if not missing or not path.is_file() or sha256(path) != data:
+            continue
+        here = replace(setup, conversations=tuple(sorted(missing)), corrections=None, adversarial=False)
+        for conversation in here.read(lambda _: None):
+            for message in conversation.messages:
+                turn = (data, conversation.id, message.ref or "")
+                if turn in wanted:
+                    found[turn] = f"{message.speaker or message.role}: {message.text}"
+    return found
 
 
 def _packed(lines: list[Line]) -> str:

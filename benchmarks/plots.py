@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks import published, results
@@ -25,7 +26,8 @@ Measured = Mapping[str, Mapping[str, Mapping[str, Interval]]]
 Point = tuple[float, Interval]
 
 MARKS = "osD^vP*X<>ph"
-GAP = 0.025  # between marks, as a share of the axis
+GAP = 0.02  # between marks, as a share of the axis
+EQUAL = "(equal ones side by side)"
 # Colour, hatching and what the legend says, of each part of a bar.
 PARTS: dict[Outcome, tuple[str, str, str]] = {
     "right": ("#4477aa", "", "right"),
@@ -98,11 +100,12 @@ def _against_tokens(runs: Sequence[Run], means: Measured, measure: str) -> Figur
         most = max(1.0, *(each or 0.0 for each in ours), *(other.tokens[tokens] for _, other in known))
         if tokens == "construction":
             # Methods that construct without a model stand at nought, which has no place on a logarithmic axis.
-            panel.set_xscale("symlog", linthresh=10.0, linscale=0.5)
-            panel.set(xlim=(-2.0, 2.5 * most), xlabel="construction, K tokens by conversation")
+            panel.set_xscale("symlog", linthresh=10.0, linscale=0.8)
+            panel.set(xlim=(-6.0, 2.5 * most), xlabel=f"construction, K tokens by conversation {EQUAL}")
             panel.xaxis.set_major_formatter("{x:g}")
         else:
-            panel.set(xlim=(0.0, 1.12 * most), xlabel="query, K tokens by question")
+            _from_nought(panel, [*(each or 0.0 for each in ours), *(other.tokens[tokens] for _, other in known)])
+            panel.set_xlabel(f"query, K tokens by question {EQUAL}")
         panel.set_ylabel(_label(measure))
         _spread(panel, runs, ours, [means.get(measure, {}).get(run.name, {}).get(ALL) for run in runs])
         for n, other in known:
@@ -125,7 +128,8 @@ def _thresholds(runs: Sequence[Run], means: Measured, answers: str | None) -> Fi
     measures = [measure for measure in (answers, "turns") if measure is not None and measure in means]
     costs = {run.name: results.cost(run).construction for run in cut}
     segments = {run.name: [line["segments"] for line in run.built.values()] for run in cut}
-    figure, panels = _panels(len(measures) + 1, "threshold of a cut between segments", cut)
+    title = f"threshold of a cut between segments ({published.THRESHOLDS})"
+    figure, panels = _panels(len(measures) + 1, title, cut)
     for panel, measure in zip(panels, measures, strict=False):
         found = [(_threshold(run), means[measure][run.name].get(ALL)) for run in cut]
         _points(panel, 0, _label(measure), [(at, mean) for at, mean in found if mean is not None], line="-")
@@ -155,8 +159,8 @@ def _recall(runs: Sequence[Run], means: Measured) -> Figure | None:
         return None
     figure, panels = _panels(1, "evidence recall against evidence tokens", runs)
     spent: list[float | None] = [results.cost(run).evidence_tokens for run in runs]
-    panels[0].set(xlim=(0.0, 1.12 * max(1.0, *(each or 0.0 for each in spent))))
-    panels[0].set(xlabel="evidence, tokens by question", ylabel=_label("turns"))
+    _from_nought(panels[0], [each or 0.0 for each in spent])
+    panels[0].set(xlabel=f"evidence, tokens by question {EQUAL}", ylabel=_label("turns"))
     _spread(panels[0], runs, spent, found)
     return _with_legend(figure, panels, runs)
 
@@ -170,18 +174,13 @@ def _categories(runs: Sequence[Run], means: Measured, measure: str) -> Figure | 
     for n, run in enumerate(runs):
         beside = 0.8 * ((n + 0.5) / len(runs) - 0.5)
         by_name = found.get(run.name, {})
-        _points(
-            panels[0], n, run.name, [(at + beside, by_name[name]) for at, name in enumerate(names) if name in by_name]
-        )
+        points = [(at + beside, by_name[name]) for at, name in enumerate(names) if name in by_name]
+        _points(panels[0], n, run.name, points)
     for border in range(len(names) - 1):
         panels[0].axvline(border + 0.5, color="0.85", linewidth=0.8)
     shown = [_safe(name, 28) for name in names]
-    panels[0].set_xticks(
-        range(len(names)),
-        shown,
-        rotation=0 if sum(map(len, shown)) < 50 else 30,
-        ha="center" if sum(map(len, shown)) < 50 else "right",
-    )
+    slanted = {"rotation": 30, "ha": "right"} if sum(map(len, shown)) > 50 else {}
+    panels[0].set_xticks(range(len(names)), shown, **slanted)
     panels[0].set(ylabel=_label(measure), xlim=(-0.5, len(names) - 0.5))
     return _with_legend(figure, panels, runs)
 
@@ -218,12 +217,12 @@ def _outcomes(runs: Sequence[Run], answers: str | None) -> Figure | None:
 
 
 def _panels(
-    number: int, title: str, runs: Sequence[Run], *, wide: float | None = None, high: float | None = None
+    number: int, title: str, runs: Sequence[Run], *, wide: float | None = None, high: float = 4.4
 ) -> tuple[Figure, list[Axes]]:
+    """So many beside each other, in inches as high as the legend of all runs at least."""
     from matplotlib import pyplot
 
-    rows = len(runs) if number == 1 or high is None else 0
-    size = (min(24.0, wide or 4.6 * number + 3.0), max(high or 4.4, 0.22 * rows + 1.2))
+    size = (min(24.0, wide or 4.6 * number + 3.0), max(high, 0.22 * len(runs) + 1.2))
     figure, axes = pyplot.subplots(1, number, figsize=size, layout="constrained", squeeze=False)
     figure.suptitle(title)
     panels = list(axes.flat)
@@ -231,6 +230,15 @@ def _panels(
         panel.grid(alpha=0.3)
         panel.set_axisbelow(True)
     return figure, panels
+
+
+def _from_nought(panel: Axes, values: Sequence[float]) -> None:
+    """An axis for all of them; logarithmic beyond their median where one is far away, as a whole conversation is that
+    stands beside a few items."""
+    panel.set_xlim(0.0, 1.12 * max(1.0, *values))
+    if max(values) > 4 * median(values) > 0:
+        panel.set_xscale("symlog", linthresh=median(values))
+        panel.xaxis.set_major_formatter("{x:g}")
 
 
 def _spread(panel: Axes, runs: Sequence[Run], at: Sequence[float | None], found: Sequence[Interval | None]) -> None:
@@ -248,8 +256,8 @@ def _spread(panel: Axes, runs: Sequence[Run], at: Sequence[float | None], found:
 
 
 def set_apart(places: Sequence[float], gap: float) -> list[float]:
-    """Ascending places, at least `gap` from each other, with the least sum of squares of what they were moved: isotonic
-    regression, by pooling neighbours that are out of order."""
+    """Ascending places between 0 and 1, at least `gap` from each other and from both ends, moved as little as may be
+    (by the sum of squares): isotonic regression, by pooling neighbours that are out of order."""
     pools: list[tuple[float, int]] = []
     for n, place in enumerate(places):
         pools.append((place - n * gap, 1))
@@ -257,7 +265,8 @@ def set_apart(places: Sequence[float], gap: float) -> list[float]:
             (one, many), (other, more) = pools[-2:]
             pools[-2:] = [((one * many + other * more) / (many + more), many + more)]
     level = [mean for mean, size in pools for _ in range(size)]
-    return [mean + n * gap for n, mean in enumerate(level)]
+    last = max(gap, 1.0 - len(places) * gap)  # where the first has to be at the latest, for the rest to find room
+    return [min(max(mean, gap), last) + n * gap for n, mean in enumerate(level)]
 
 
 def _points(panel: Axes, number: int, label: str, points: Iterable[Point], line: str = "") -> None:

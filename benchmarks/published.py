@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 LYCHEE = "LycheeMemory V2 (arXiv 2608.12990)"
 CHAIN = "Chain-of-Memory (arXiv 2601.14287v2)"
+# LYCHEE, section 4.4 and figure 5: accuracy on LoCoMo for thresholds of a cut from 0.3 to 0.7, the best at 0.5.
+THRESHOLDS = "published for 0.3 to 0.7, on LoCoMo with GPT-4.1-Mini: 88.18 to 89.22 % right, the best at 0.5"
 TOKENS = ("construction", "query", "end to end")
 
 # The systems that a method of `python -m benchmarks methods` is built like.

@@ -10,15 +10,19 @@ one page on which every question can be opened (page.py). What the runs do not s
 from __future__ import annotations
 
 import argparse
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import page, plots, published, results, scores
+from benchmarks.folder import Line
 from benchmarks.markdown import Table, markdown
 from benchmarks.published import TOKENS, Figure
 from benchmarks.results import ALL, OUTCOMES, RIGHT_F1, Cost, Run
 from benchmarks.scores import Comparison, Interval
+from benchmarks.tables import at
 
 MEASURES = {
     "f1": "Answers: token F1, %",
@@ -84,10 +88,13 @@ def tables(runs: Sequence[Run], means: Measured, pairs: Sequence[Paired]) -> tup
     accuracy = results.accuracy(runs)
     return (
         _setups(runs),
+        _counts(runs),
         *_by_category(runs, means),
         *_cuts(runs),
         _costs(costs),
+        _stages(runs),
         _causes(runs, accuracy),
+        *_errors(runs),
         *([] if len(runs) == 1 else [pairs_table(runs[0], pairs)]),
         *_published(runs, costs, accuracy),
     )
@@ -98,11 +105,18 @@ def _setups(runs: Sequence[Run]) -> Table:
     for run in runs:
         setup, models = run.about["setup"], run.about["models"]
         asked = [setup["method"], setup["records"], setup["budget"] or "no limit", setup["items"] or "the method's"]
-        used = [models.get("llm", "-") if setup["answers"] else "none asked", models.get("embedder", "-")]
-        names = [str(name).partition(" ")[0] if " " in str(name) and name != "none asked" else name for name in used]
-        rows.append((run.name, *map(str, asked), *names, str(len(run.lines)), run.about["data"][:12]))
+        llm, embedder = (models.get(role, "-").partition(" ")[0] for role in ("llm", "embedder"))
+        used = [llm if setup["answers"] else "nobody", embedder, len(run.lines), run.about["data"][:12]]
+        rows.append((run.name, *map(str, asked), *map(str, used)))
     head = ("run", "method", "records by", "evidence tokens", "items", "answers by", "embedder", "questions", "data")
     return Table("Runs", head, tuple(rows))
+
+
+def _counts(runs: Sequence[Run]) -> Table:
+    names = results.categories(runs)
+    counted = {run.name: Counter(line["category"] for line in run.good) for run in runs}
+    rows = tuple((run, str(each.total()), *(str(each[name]) for name in names)) for run, each in counted.items())
+    return Table("Questions without an error", ("run", ALL, *names), rows)
 
 
 def _by_category(runs: Sequence[Run], means: Measured) -> Iterator[Table]:
@@ -113,7 +127,7 @@ def _by_category(runs: Sequence[Run], means: Measured) -> Iterator[Table]:
             for run, found in by_run.items()
             if found
         )
-        note = "In brackets: 95 % of bootstrap means lie between."
+        note = "In brackets: 95 % of bootstrap means lie between. Few questions that came out alike prove nothing."
         if measure.startswith("judged "):
             note = f"{_judge_note(runs, measure.removeprefix('judged '))} {note}"
         title = MEASURES.get(measure) or f"Answers: right according to the judge {measure.removeprefix('judged ')}, %"
@@ -122,7 +136,9 @@ def _by_category(runs: Sequence[Run], means: Measured) -> Iterator[Table]:
 
 def _judge_note(runs: Sequence[Run], judge: str) -> str:
     agreed = dict.fromkeys(run.agreement[judge] for run in runs if judge in run.agreement)
-    without = {run.name: sum(line["correct"] is None for line in run.verdicts.get(judge, {}).values()) for run in runs}
+    judged = {run.name: run.values(f"judged {judge}").keys() for run in runs if judge in run.verdicts}
+    answered = {run.name: {line["id"] for line in run.good if line["reply"] is not None} for run in runs}
+    without = {name: len(answered[name] - known) for name, known in judged.items()}
     missing = ", ".join(f"{number} of {name}" for name, number in without.items() if number)
     told = (
         f"The judge {'; '.join(agreed)}." if agreed else "How far this judge agrees with labels by hand is not known."
@@ -169,6 +185,25 @@ def _costs(costs: Mapping[str, Cost]) -> Table:
     return Table("Cost", (*head, *times), rows, note)
 
 
+def _stages(runs: Sequence[Run]) -> Table:
+    """Seconds of a question by the purpose of its calls; the rest is what no language model does."""
+    spent = {run.name: [_seconds(line) for line in run.good] for run in runs}
+    stages = tuple(dict.fromkeys(stage for each in spent.values() for line in each for stage in line))
+    rows = []
+    for run, lines in spent.items():
+        ordered = [sorted(line.get(stage, 0.0) for line in lines) for stage in stages]
+        rows.append((run, *(f"{at(each, 0.5):.2f} / {at(each, 0.9):.2f}" for each in ordered)))
+    note = "Median and 90th percentile. The rest is embedding, search, ranking and what lies between."
+    return Table("Seconds of a question by stage", ("run", *stages), tuple(rows), note)
+
+
+def _seconds(line: Line) -> dict[str, float]:
+    found: defaultdict[str, float] = defaultdict(float)
+    for call in line["usage"]:
+        found[call["purpose"]] += call["seconds"]
+    return {"rest": max(0.0, line["seconds"] - sum(found.values())), **found}
+
+
 def _causes(runs: Sequence[Run], accuracy: str | None) -> Table:
     rows = []
     for run in runs:
@@ -178,6 +213,15 @@ def _causes(runs: Sequence[Run], accuracy: str | None) -> Table:
     told = rule.get(accuracy, f"Right is what the {accuracy} calls right.".replace("judged", "judge"))
     meant = " ".join(f"{name}: {meaning}." for name, meaning in OUTCOMES.items())
     return Table("How questions came out", ("run", *OUTCOMES), tuple(rows), f"{told} {meant}")
+
+
+def _errors(runs: Sequence[Run]) -> Iterator[Table]:
+    """What went wrong, by the name of the error."""
+    counts = {run.name: Counter(line["error"].partition(":")[0] for line in run.lines if line["error"]) for run in runs}
+    rows = tuple((run, name, str(n)) for run, counted in counts.items() for name, n in counted.most_common())
+    if rows:
+        note = "A question that failed is in no mean; the same `run` asks it again."
+        yield Table("Errors", ("run", "error", "questions"), rows, note)
 
 
 def pairs_table(first: Run, pairs: Sequence[Paired]) -> Table:
@@ -262,11 +306,15 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def report_main(options: argparse.Namespace) -> dict[str, object]:
     """
     Raises:
-        ValueError: a folder holds no run, or plots are asked for without matplotlib.
+        ValueError: no folder holds a run, or plots are asked for without matplotlib.
     """
     if options.out is not None and not options.no_plots:
         plots.require()
-    runs = results.read(options.runs)
+    there = [path for path in options.runs if (path / "run.json").exists()]
+    left_out = [str(path) for path in options.runs if path not in there]
+    for path in left_out if there else ():  # `report runs/*` meets the memories that lie beside the runs
+        print(f"{path} holds no run and is left out", file=sys.stderr)
+    runs = results.read(there or options.runs)
     means, pairs, apart = measured(runs), paired(runs), results.differences(runs)
     found = tables(runs, means, pairs)
     text = _above(apart) + "\n\n".join(map(markdown, found))
@@ -284,6 +332,7 @@ def report_main(options: argparse.Namespace) -> dict[str, object]:
         "compared": [_pair(pair) for pair in pairs],
         "differences": list(apart),
         "files": [str(path) for path in files],
+        "left_out": left_out,
     }
 
 

@@ -36,6 +36,7 @@ assert tuple(OUTCOMES) == get_args(Outcome)
 RIGHT_F1 = 0.5
 
 ALL = "all"
+VERDICT = ("id", "reply", "by", "correct")  # of judging.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,8 @@ class Run:
         groups: dict[str, list[float]] = {ALL: []}
         for line in self.good:
             if line["id"] in values and line["category"] != without:
-                groups[ALL].append(100 * values[line["id"]])
-                groups.setdefault(line["category"], []).append(100 * values[line["id"]])
+                for name in {ALL, line["category"]}:  # data of one's own may have a category that is called so
+                    groups.setdefault(name, []).append(100 * values[line["id"]])
         return {name: scores.interval(group) for name, group in groups.items() if group}
 
 
@@ -95,7 +96,7 @@ class Cost:
 
 
 def read(folders: Sequence[Path]) -> tuple[Run, ...]:
-    """The runs, each called by its folder's name, or by its whole path where two have the same.
+    """The runs, each called by its folder's name, with as much of the path as it takes to tell them apart.
 
     Raises:
         ValueError: a folder holds no run, or the same one is given twice.
@@ -103,36 +104,60 @@ def read(folders: Sequence[Path]) -> tuple[Run, ...]:
     places = [folder.resolve() for folder in folders]
     if twice := [place for n, place in enumerate(places) if place in places[:n]]:
         raise ValueError(f"{twice[0]} is given twice; name each run once")
-    names = [place.name for place in places]
-    return tuple(_run(place, place.name if names.count(place.name) == 1 else str(place)) for place in places)
+    return tuple(_run(place, name) for place, name in zip(places, _names(places), strict=True))
+
+
+def _names(places: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as it takes to tell them apart."""
+    for parts in range(1, max(len(place.parts) for place in places) + 1):
+        names = ["/".join(place.parts[-parts:]) for place in places]
+        if len(set(names)) == len(names):
+            return names
+    raise AssertionError("two paths that differ have the same parts")
 
 
 def _run(out: Path, name: str) -> Run:
     built_path = out / "construction.jsonl"
-    built = folder.whole_lines(built_path) if built_path.exists() else []
+    built = (
+        folder.whole_lines(built_path, "conversation", "construction_tokens", "encoding_seconds")
+        if built_path.exists()
+        else []
+    )
+    about, lines = folder.about(out), folder.lines(out)
+    if missing := [key for key in ("setup", "settings", "data", "models", "environment") if key not in about]:
+        raise ValueError(f"{out / 'run.json'} has no {', '.join(missing)}; run the same into another folder")
+    replies = {line["id"]: line.get("reply") for line in lines}
     judges = {path.name[len("verdicts.") : -len(".jsonl")]: path for path in sorted(out.glob("verdicts.*.jsonl"))}
+    verdicts = {
+        # An answer that was given after its verdict has none.
+        judge: {
+            line["id"]: line for line in folder.whole_lines(path, *VERDICT) if line["reply"] == replies.get(line["id"])
+        }
+        for judge, path in judges.items()
+    }
     return Run(
         name=name,
-        about=folder.about(out),
-        lines=tuple(folder.lines(out)),
+        about=about,
+        lines=tuple(lines),
         built={line["conversation"]: line for line in built},
-        verdicts={judge: {line["id"]: line for line in folder.whole_lines(path)} for judge, path in judges.items()},
-        agreement=_agreement(out / "judge.json", list(judges)),
+        verdicts=verdicts,
+        agreement=_agreement(out / "judge.json", verdicts),
         finished=(out / "summary.json").exists(),
     )
 
 
-def _agreement(path: Path, judges: Sequence[str]) -> dict[str, str]:
-    """What judge.json says of each judge: a row of `python -m benchmarks judge`, or several by name."""
-    if not path.exists():
-        return {}
-    told = json.loads(path.read_text(encoding="utf-8"))
-    rows = {judge: told.get(judge, told if len(judges) == 1 else None) for judge in judges}
-    return {
-        judge: f"agrees with {row['agreed']} of {row['labels']} hand labels, kappa {row['kappa']}"
-        for judge, row in rows.items()
-        if isinstance(row, dict) and {"agreed", "labels", "kappa"} <= row.keys()
-    }
+def _agreement(path: Path, verdicts: Mapping[str, Mapping[str, Line]]) -> dict[str, str]:
+    """What is known of each judge that judge.json has a row of (judging.py)."""
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found = {}
+    for judge, row in rows.items():
+        judged = row["labels"] - row["no_verdict"]
+        kappa = "-" if row["kappa"] is None else f"{row['kappa']:.2f}"
+        told = f"agrees with {row['agreed']} of {judged} hand labels, kappa {kappa}"
+        if any(line["by"] != row["version"] for line in verdicts.get(judge, {}).values()):
+            told += ", but of another version are some of its verdicts here"
+        found[judge] = told
+    return found
 
 
 def cost(run: Run) -> Cost:
@@ -152,7 +177,8 @@ def cost(run: Run) -> Cost:
 
 def categories(runs: Sequence[Run]) -> tuple[str, ...]:
     """Those of all runs, as they come."""
-    return tuple(dict.fromkeys(line["category"] for run in runs for line in run.lines))
+    every = dict.fromkeys(line["category"] for run in runs for line in run.lines)
+    return tuple(name for name in every if name != ALL)
 
 
 def layouts(runs: Sequence[Run]) -> tuple[str, ...]:

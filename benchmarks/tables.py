@@ -32,7 +32,7 @@ def summarise(found: list[Line]) -> Line:
         "evidence_tokens": round(sum(line["evidence_tokens"] for line in good) / max(1, len(good))),
         "query_tokens": round(sum(tokens.values()) / max(1, len(good))),
         "planned_by_model": sum(any(u["purpose"] == "plan" for u in line["usage"]) for line in good),
-        "seconds": {"median": _at(seconds, 0.5), "p90": _at(seconds, 0.9), "p99": _at(seconds, 0.99)},
+        "seconds": {"median": at(seconds, 0.5), "p90": at(seconds, 0.9), "p99": at(seconds, 0.99)},
     }
 
 
@@ -48,7 +48,7 @@ def _tokens(found: list[Line], purpose: str) -> int:
     return sum(u["prompt"] + u["output"] for line in found for u in line["usage"] if u["purpose"] == purpose)
 
 
-def _at(ordered: list[float], share: float) -> float:
+def at(ordered: list[float], share: float) -> float:
     """The nearest rank; 0 where there is nothing."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 

@@ -1,6 +1,7 @@
 """A run repeated: its questions asked again, and where the answers to them are not the same.
 
-    python -m benchmarks verify RUN [--sample N --seed S] [--fresh]
+    python -m benchmarks verify RUN [--sample N --seed S] [--fresh] [--data FILE]
+    python -m benchmarks verify RUN --against RUN
 
 Works in a folder of its own, which goes afterwards; the run is only read. Without --fresh the memory that the run built
 is used again, with it the memory is built anew. What is compared: evidence and its order, plan, reply, scores, tokens,
@@ -15,17 +16,18 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from benchmarks import folder
-from benchmarks.asking import ask_all
+from benchmarks.asking import ask_all, store_name
 from benchmarks.datasets import balanced
 from benchmarks.folder import Line
 from benchmarks.markdown import plain
+from benchmarks.methods import method
+from benchmarks.models import Models
+from benchmarks.peers import conversation as peers
 from benchmarks.questions import Question
 from benchmarks.results import flat
 from benchmarks.setups import Places, Setup
@@ -48,25 +50,23 @@ class Difference:
         return f"{plain(self.of)}: {self.part}: was {plain(self.was)}; is {plain(self.now)}"
 
 
-def setup_of(out: Path) -> Setup:
-    """What a run was asked to do.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """`elsewhere` is what is not as in the run of data, settings, models, environment; `fresh` says that the memory was
+    built anew."""
 
-    Raises:
-        ValueError: the folder holds no run, or one of another version of these benchmarks.
-    """
-    said = folder.about(out)["setup"]
-    if unknown := said.keys() - {each.name for each in fields(Setup)}:
-        raise ValueError(f"{out} was run with {', '.join(sorted(unknown))}, which this version does not know")
-    return TypeAdapter(Setup).validate_python(said)
+    found: tuple[Difference, ...]
+    elsewhere: tuple[str, ...]
+    fresh: bool
 
 
-def elsewhere(out: Path, setup: Setup, places: Places) -> tuple[str, ...]:
-    """What is another here and now than where the run was made: data, settings, models, environment."""
-    was, now = flat(folder.about(out)), flat(folder.described(setup, places))
+def elsewhere(was: Line, now: Line) -> tuple[str, ...]:
+    """What is another in one run.json than in the other: data, settings, models, environment."""
+    one, other = flat(was), flat(now)
     return tuple(
-        f"{key}: was {was.get(key, '-')}; is {now.get(key, '-')}"
-        for key in dict.fromkeys((*was, *now))
-        if was.get(key, "-") != now.get(key, "-")
+        f"{key}: was {one.get(key, '-')}; is {other.get(key, '-')}"
+        for key in dict.fromkeys((*one, *other))
+        if one.get(key, "-") != other.get(key, "-")
     )
 
 
@@ -115,7 +115,7 @@ def _built(was: Path, now: Path) -> tuple[Difference, ...]:
         for name in second
         if name in first
         for part in BUILT
-        if first[name].get(part) != second[name].get(part)  # a peer has no segments
+        if first[name].get(part) != second[name].get(part)
     )
 
 
@@ -131,7 +131,10 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     verify.add_argument("run", type=Path, help="folder of the run")
     verify.add_argument("--sample", type=int, default=None, help="so many questions, as many of each category")
     verify.add_argument("--seed", type=int, default=0, help="which sample")
+    verify.add_argument("--against", type=Path, default=None, help="ask nothing: compare with this run, token by token")
     verify.add_argument("--fresh", action="store_true", help="build the memory anew")
+    verify.add_argument("--data", type=Path, default=None, help="where the data set's file is now")
+    verify.add_argument("--corrections", type=Path, default=None, help="LoCoMo: where the corrected answer key is now")
     verify.add_argument("--stores", type=Path, default=None, help="memories that runs share; default: beside RUN")
     verify.add_argument("--home", type=Path, default=None, help="where the models are")
     verify.add_argument("--peer-python", type=Path, default=None, help="as in `run`")
@@ -142,44 +145,84 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def verify_main(options: argparse.Namespace) -> dict[str, object]:
     """
     Raises:
-        ValueError: the folder holds no run, or its data cannot be used.
+        ValueError: a folder holds no run, or the data of the run cannot be used.
         ModelMissing: a model of the run is not on this machine.
     """
-    setup = setup_of(options.run)
     lines = {line["id"]: line for line in folder.lines(options.run)}
     asked = _sample(lines, options.sample, options.seed)
-    found: list[Difference] = []
-    apart = 0
-    repeated: set[str] = set()
-    with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
-        out = Path(scratch) / "run"
-        stores = (
-            Path(scratch) / "stores" if options.fresh else options.stores or options.run.resolve().parent / "stores"
-        )
-        places = Places(out, stores, options.home, options.peer_python, options.server_python)
-        other = elsewhere(options.run, setup, places)
-        for each in other:
-            print(f"not as in the run: {each}")
-        for line in repeat(setup, places, lines, asked):
-            mine = differences(lines[line["id"]], line)
-            repeated.add(line["id"])
-            apart += bool(mine)
-            found.extend(mine)
-            print(f"{len(repeated)}/{len(asked)} {line['id']}: {'differs' if mine else 'same'}", file=sys.stderr)
-        found.extend(_built(options.run, out))
-    found.extend(Difference(name, "question", "asked", "not in the data") for name in asked if name not in repeated)
-    for difference in found:
-        print(difference)
-    print(f"{len(repeated)} questions repeated, {apart} of them differ; {len(found)} differences in all")
+    checked = (_again if options.against is None else _against)(options, lines, asked)
+    differ = {each.of for each in checked.found} & lines.keys()
+    print("\n".join(map(str, checked.found)), end="\n" if checked.found else "")
+    print(f"{len(asked)} questions repeated, {len(differ)} of them differ; {len(checked.found)} differences in all")
     return {
         "run": str(options.run),
-        "questions": len(repeated),
-        "differ": apart,
-        "same": not found,
-        "fresh": options.fresh,
-        "differences": [str(each) for each in found],
-        "not as in the run": list(other),
+        "questions": len(asked),
+        "differ": len(differ),
+        "same": not checked.found,
+        "fresh": checked.fresh,
+        "differences": [str(each) for each in checked.found],
+        "not as in the run": list(checked.elsewhere),
     }
+
+
+def _against(options: argparse.Namespace, lines: Mapping[str, Line], asked: Sequence[str]) -> Checked:
+    """The questions as another run has them."""
+    other = _told_elsewhere(folder.about(options.run), folder.about(options.against))
+    theirs = folder.lines(options.against)
+    found = _found(options.run, options.against, lines, asked, (line for line in theirs if line["id"] in asked))
+    more = (Difference(x["id"], "question", "not asked", "asked") for x in theirs if x["id"] not in lines)
+    return Checked((*found, *(() if options.sample else more)), other, fresh=False)
+
+
+def _again(options: argparse.Namespace, lines: Mapping[str, Line], asked: Sequence[str]) -> Checked:
+    """The questions asked again."""
+    about = folder.about(options.run)
+    setup = folder.setup_of(about)
+    if options.data is not None:
+        setup = replace(setup, data=str(options.data.resolve()))
+    if options.corrections is not None:
+        setup = replace(setup, corrections=str(options.corrections.resolve()))
+    shared = options.stores or options.run.resolve().parent / "stores"
+    with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
+        out = Path(scratch) / "run"
+        places = Places(out, shared, options.home, options.peer_python, options.server_python)
+        fresh = options.fresh or not _is_built(setup, places)
+        places = replace(places, stores=Path(scratch) / "stores") if fresh else places
+        other = _told_elsewhere(about, folder.described(setup, places))
+        if fresh and not options.fresh:
+            print(f"the memory of this run is not in {shared}: it is built anew")
+        again = repeat(setup, places, lines, asked)
+        return Checked(_found(options.run, places.out, lines, asked, again), other, fresh)
+
+
+def _told_elsewhere(was: Line, now: Line) -> tuple[str, ...]:
+    found = elsewhere(was, now)
+    for each in found:
+        print(f"not as in the run: {each}")
+    return found
+
+
+def _found(
+    run: Path, out: Path, lines: Mapping[str, Line], asked: Sequence[str], again: Iterable[Line]
+) -> tuple[Difference, ...]:
+    """All differences of `run` from what the folder `out` holds of it `again`, told one by one to whoever waits."""
+    found: list[Difference] = []
+    met: set[str] = set()
+    for line in again:
+        mine = differences(lines[line["id"]], line)
+        found.extend(mine)
+        met.add(line["id"])
+        print(f"{line['id']}: {'differs' if mine else 'same'}", file=sys.stderr, flush=True)
+    gone = (Difference(name, "question", "asked", "not asked") for name in asked if name not in met)
+    return (*found, *gone, *_built(run, out))
+
+
+def _is_built(setup: Setup, places: Places) -> bool:
+    """Whether the memory of a run is among those that runs share."""
+    asked, models = method(setup.method), Models(setup.profile, places.models)
+    peer = asked.peer
+    name = store_name(setup, asked, models) if peer is None else peers.store_name(peer, setup, places, models)
+    return (places.stores / name).is_dir()
 
 
 def _sample(lines: Mapping[str, Line], sample: int | None, seed: int) -> list[str]:

@@ -19,7 +19,13 @@ def run_folder(out: Path, answers: dict[str, str | None], model: str = "smollm2-
     (out / "run.json").write_text(json.dumps(about))
     for name, reply in answers.items():
         line: dict[str, Any] = {"id": name, "question": "When?", "answer": "3 May 2024", "category": "temporal"}
-        line |= {"gold": [], "answerable": True, "reply": reply, "error": "" if reply is not None else "Failed: so"}
+        line |= {
+            "conversation": "a",
+            "gold": [],
+            "answerable": True,
+            "reply": reply,
+            "error": "" if reply is not None else "Failed: so",
+        }
         folder.append(out / "questions" / "a.jsonl", line)
     return out
 

@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks import folder, page, plots, published, report, results
 from benchmarks.__main__ import main
+from benchmarks.environment import sha256
 from benchmarks.markdown import Table, cell, markdown
 
 Line = dict[str, Any]
@@ -26,7 +27,7 @@ Line = dict[str, Any]
 
 
 def about(method: str = "lychee", **other: Any) -> Line:
-    setup = {"layout": "locomo", "data": "/data.json", "method": method, "profile": "tiny", "records": "rules"}
+    setup: Line = {"layout": "locomo", "data": "/data.json", "method": method, "profile": "tiny", "records": "rules"}
     setup |= {"answers": True, "budget": 1800, "items": None, "conversations": [], "categories": [], "sample": None}
     setup |= {"seed": 0, "limit": None, "adversarial": False, "corrections": None}
     models = {"llm": f"smollm2-135m {'1' * 64}", "embedder": f"all-minilm-l6-v2 {'2' * 64}"}
@@ -51,7 +52,13 @@ def asked(
     evidence = [
         {"id": "s:0", "kind": "turn", "session": "s", "refs": ["r1"], "said": None, "score": 0.5, "text": "Ana: a boat"}
     ]
-    line = {"id": name, "conversation": "a", "category": category, "question": f"What is {name}?", "answer": "a boat"}
+    line: Line = {
+        "id": name,
+        "conversation": "a",
+        "category": category,
+        "question": f"What is {name}?",
+        "answer": "a boat",
+    }
     line |= {"answerable": True, "gold": ["r1"], "gold_sessions": ["s"], "error": "", "plan": None, "cited": ["s:0"]}
     line |= {"evidence": evidence, "reply": None if f1 is None else "a boat", "scores": scores}
     line |= {"usage": [] if f1 is None else usage, "evidence_tokens": 30, "seconds": 2.0, "notes": []}
@@ -80,7 +87,8 @@ def write(out: Path, lines: Sequence[Line], *, told: Line | None = None, built: 
 
 def verdicts(out: Path, given: dict[str, bool | None], judge: str = "rule") -> None:
     for name, correct in given.items():
-        folder.append(out / f"verdicts.{judge}.jsonl", {"id": name, "correct": correct, "said": "", "usage": None})
+        verdict = {"id": name, "reply": "a boat", "by": "v1", "correct": correct, "said": "", "usage": None}
+        folder.append(out / f"verdicts.{judge}.jsonl", verdict)
 
 
 def row(table: Table, name: str) -> dict[str, str]:
@@ -105,6 +113,14 @@ def test_means_by_category_with_intervals(tmp_path: Path) -> None:
     assert f1["multi"] == "50.0 [50.0, 50.0]"
     assert row(found[report.MEASURES["exact"]], "one")["all"].startswith("25.0 ")
     assert row(found["Runs"], "one")["questions"] == "5"
+    assert row(found["Questions without an error"], "one") == {"run": "one", "all": "4", "single": "2", "multi": "2"}
+
+
+def test_a_category_that_is_called_all_counts_once(tmp_path: Path) -> None:
+    found = tables(write(tmp_path / "one", [asked("q1", "all"), asked("q2", "b", f1=0.0), asked("q3", "b", f1=0.0)]))
+    f1 = row(found[report.MEASURES["f1"]], "one")
+    assert list(f1) == ["run", "n", "all", "b"]
+    assert (f1["n"], f1["all"].partition(" ")[0]) == ("3", "33.3")
 
 
 def test_costs_by_the_papers_accounting(tmp_path: Path) -> None:
@@ -118,6 +134,13 @@ def test_costs_by_the_papers_accounting(tmp_path: Path) -> None:
     assert cost["query, K tokens"] == "1.50"  # (2,000 + 1,000) / 2
     assert (cost["median, s"], cost["p99, s"]) == ("4.00", "4.00")
     assert (cost["peak, MB"], cost["errors"], cost["evidence, tokens"]) == ("700", "1", "30")
+
+
+def test_seconds_by_stage(tmp_path: Path) -> None:
+    lines = [asked(f"q{n}", seconds=3.0 + n) for n in range(3)]
+    lines[2]["usage"].append(lines[2]["usage"][0] | {"purpose": "plan", "seconds": 2.5})
+    found = row(tables(write(tmp_path / "one", lines))["Seconds of a question by stage"], "one")
+    assert found == {"run": "one", "rest": "2.00 / 3.00", "answer": "1.00 / 1.00", "plan": "0.00 / 2.50"}
 
 
 def test_how_questions_came_out(tmp_path: Path) -> None:
@@ -143,14 +166,20 @@ def test_without_answers_only_the_evidence_tells(tmp_path: Path) -> None:
 def test_a_judge_decides_and_its_agreement_stands_beside(tmp_path: Path) -> None:
     one = write(tmp_path / "one", [asked("q1", f1=0.1), asked("q2"), asked("q3"), failed("q4")])
     verdicts(one, {"q1": True, "q2": False, "q3": None, "q4": True})
-    (one / "judge.json").write_text(json.dumps({"judge": "rule", "labels": 50, "agreed": 45, "kappa": 0.8}))
+    agreement = {"judge": "rule", "version": "v1", "labels": 52, "no_verdict": 2, "agreed": 45, "kappa": 0.8}
+    (one / "judge.json").write_text(json.dumps({"rule": agreement}))
     run = results.read([one])[0]
     assert results.accuracy([run]) == "judged rule"
     assert list(results.outcomes(run, "judged rule").values()) == ["right", "reasoning", "unknown", "failed"]
     judged = tables(one)["Answers: right according to the judge rule, %"]
     assert row(judged, "one")["all"] == "50.0 [0.0, 100.0]"
-    assert "agrees with 45 of 50 hand labels, kappa 0.8" in judged.note
+    assert "agrees with 45 of 50 hand labels, kappa 0.80" in judged.note
     assert "left out: 1 of one" in judged.note
+    assert "another version" not in judged.note
+    (one / "judge.json").write_text(json.dumps({"rule": agreement | {"version": "v2"}}))
+    assert "another version" in tables(one)["Answers: right according to the judge rule, %"].note
+    folder.append(one / "questions" / "a.jsonl", asked("q2", reply="a horse"))  # asked again: its verdict is no more
+    assert results.read([one])[0].values("judged rule") == {"q1": 1.0}
 
 
 def test_a_judge_that_saw_one_run_only_does_not_decide_for_both(tmp_path: Path) -> None:
@@ -247,7 +276,7 @@ def test_runs_that_share_everything_have_nothing_above(tmp_path: Path) -> None:
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
     runs = results.read([write(tmp_path / name / "run", [asked("q1")]) for name in ("one", "two")])
-    assert [run.name for run in runs] == [str(tmp_path / name / "run") for name in ("one", "two")]
+    assert [run.name for run in runs] == ["one/run", "two/run"]
     with pytest.raises(ValueError, match="given twice"):
         results.read([tmp_path / "one" / "run", tmp_path / "one" / ".." / "one" / "run"])
 
@@ -288,6 +317,26 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, capsys: pytest.Cap
     assert "a.jsonl, line 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("run.json", "{", "run.json: Expecting"),
+        ("run.json", '{"setup": {}}', "has no settings, data, models, environment"),
+        ("construction.jsonl", '{"conversation": "a"}\n', "construction_tokens"),
+        ("questions/a.jsonl", "[1]\n", "line 1: not an object with id, conversation"),
+        ("verdicts.rule.jsonl", '{"id": "q1"}\n', "verdicts.rule.jsonl, line 1"),
+        ("verdicts.rule.jsonl", "\xff\n", "verdicts.rule.jsonl, line 1"),
+    ],
+)
+def test_a_file_that_no_run_writes_is_named(
+    tmp_path: Path, name: str, text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write(tmp_path / "one", [asked("q1")])
+    (one / name).write_text(text, encoding="latin-1")
+    assert main(["report", str(one)]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_line_separators_in_a_text_end_no_line(tmp_path: Path) -> None:
     one = write(tmp_path / "one", [asked("q1", reply="a\u2028b\u0085c")])
     assert results.read([one])[0].lines[0]["reply"] == "a\u2028b\u0085c"
@@ -297,6 +346,11 @@ def test_line_separators_in_a_text_end_no_line(tmp_path: Path) -> None:
 def test_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
+    one = write(tmp_path / "one", [asked("q1")])
+    assert main(["report", str(one), str(tmp_path)]) == 0  # memories lie beside runs
+    printed = capsys.readouterr()
+    assert f"{tmp_path} holds no run and is left out" in printed.err
+    assert json.loads(printed.out.splitlines()[-1])["left_out"] == [str(tmp_path)]
 
 
 def test_a_run_without_questions_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,6 +362,7 @@ def test_a_run_without_questions_yet(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_run_of_errors_alone(tmp_path: Path) -> None:
     found = tables(write(tmp_path / "one", [failed("q1"), failed("q2")]))
+    assert found["Errors"].rows == (("one", "PromptTooLong", "2"),)
     assert row(found["Cost"], "one")["errors"] == "2"
     assert report.MEASURES["turns"] not in found
 
@@ -338,9 +393,10 @@ def test_plots_are_drawn_for_what_there_is(tmp_path: Path) -> None:
 
 
 def test_marks_are_set_apart_as_little_as_may_be() -> None:
-    assert plots.set_apart([0.0, 0.5, 1.0], 0.1) == [0.0, 0.5, 1.0]
+    assert plots.set_apart([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
     assert plots.set_apart([0.5, 0.5], 0.2) == pytest.approx([0.4, 0.6])
-    assert plots.set_apart([0.0, 0.5, 0.5, 0.5], 0.25) == pytest.approx([0.0, 0.25, 0.5, 0.75])
+    assert plots.set_apart([0.1, 0.5, 0.5, 0.5], 0.1) == pytest.approx([0.1, 0.4, 0.5, 0.6])
+    assert plots.set_apart([0.0, 0.0, 1.0], 0.1) == pytest.approx([0.1, 0.2, 0.9])  # and stay on the plot
 
 
 def test_without_matplotlib_the_error_says_what_to_install(
@@ -358,8 +414,8 @@ def test_without_matplotlib_the_error_says_what_to_install(
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 BREAK = "</script><img src=x onerror=\"document.title='PWNED'\"><script>document.title='PWNED'</script><!--<script>"
-HOSTILE = (BREAK, "\u202eשלום עולם\u2066", "👩‍👩‍👧 \u2028\u0000 ]]>", "x" * 100_000 + BREAK, "'\"`${alert(1)}\\")
-HOSTILE = (*HOSTILE, f"all {' '.join(HOSTILE[:3])} {HOSTILE[4]} {HOSTILE[3]}")
+_TEXTS = (BREAK, "\u202eשלום עולם\u2066", "👩‍👩‍👧 \u2028\u0000 ]]>", "x" * 100_000 + BREAK, "'\"`${alert(1)}\\")
+HOSTILE = (*_TEXTS, f"all {' '.join(_TEXTS[:3])} {_TEXTS[4]} {_TEXTS[3]}")
 
 
 class Page(HTMLParser):
@@ -399,7 +455,8 @@ def hostile(out: Path) -> Path:
         lines.append(made | {"evidence": [evidence[0] | {"text": text}], "gold": ["r1", f"missing {text}"]})
     lines.append(failed(f"e {BREAK}") | {"error": BREAK, "category": BREAK})
     write(out, lines)
-    folder.append(out / "verdicts.rule.jsonl", {"id": lines[0]["id"], "correct": True, "said": BREAK, "usage": None})
+    verdict = {"id": lines[0]["id"], "reply": BREAK, "by": BREAK, "correct": True, "said": BREAK, "usage": None}
+    folder.append(out / "verdicts.rule.jsonl", verdict)
     return out
 
 
@@ -458,6 +515,27 @@ def test_questions_of_several_runs_are_listed_once(tmp_path: Path) -> None:
         assert block[at[1]]["id"] == "q59", run
 
 
+def test_gold_turns_that_were_missed_are_told_while_the_data_is_there(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    turns = [{"conversation": "a", "speaker": "Ana", "text": f"I sold the {what}.", "ref": ref}
+             for ref, what in (("r1", "boat"), ("r2", "cart"))]  # fmt: skip
+    data.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    told = about()
+    told |= {"setup": told["setup"] | {"layout": "lines", "data": str(data)}, "data": sha256(data)}
+    one = write(tmp_path / "one", [asked("q1", gold=["r1", "r2", "r9"]), failed("q2")], told=told)
+
+    def missed() -> list[Line]:
+        block = Page(written(one, out=tmp_path / "page.html")).scripts["block-0"]
+        return [line["missed"] for line in json.loads(gzip.decompress(base64.b64decode(block)))]
+
+    assert missed() == [{"r2": "Ana: I sold the cart.", "r9": None}, {"r1": "Ana: I sold the boat."}]
+    data.write_text(data.read_text() + "\n")
+    sha256.cache_clear()  # one process does not expect a file to change
+    assert missed() == [{"r2": None, "r9": None}, {"r1": None}]
+    data.unlink()
+    assert missed() == [{"r2": None, "r9": None}, {"r1": None}]
+
+
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 
@@ -479,18 +557,19 @@ def of_class(found: Page, name: str) -> int:
 
 def test_a_browser_lists_filters_and_opens(tmp_path: Path) -> None:
     one = write(tmp_path / "one", [asked(f"q{n}", "multi" if n == 7 else "single") for n in range(150)])
-    two = write(tmp_path / "two", [asked("q7", f1=0.0)])
+    two = write(tmp_path / "two", [asked("q7", f1=0.0, category="multi", gold=["r1", "r2"])])
     written(one, two, out=tmp_path / "page.html")
     assert of_class(shown(tmp_path / "page.html"), "question") == 100  # the rest on demand
     assert of_class(shown(tmp_path / "page.html", "q=%20what%20q14&length=1"), "question") == 11  # q14, q140 to q149
     opened = shown(tmp_path / "page.html", "category=multi&outcome=reasoning&run=1")
     assert (of_class(opened, "question"), of_class(opened, "run"), of_class(opened, "gold")) == (1, 2, 2)
+    assert of_class(opened, "missed") == 1
 
 
 def test_a_browser_runs_nothing_of_the_data(tmp_path: Path) -> None:
     written(hostile(tmp_path / "one"), out=tmp_path / "page.html")
     found = shown(tmp_path / "page.html", f"q=q{len(HOSTILE) - 1}%20all")
-    assert (of_class(found, "question"), of_class(found, "item")) == (1, 1)
+    assert (of_class(found, "question"), of_class(found, "item"), of_class(found, "missed")) == (1, 2, 1)
     assert not [attributes for tag, attributes in found.elements if tag == "img" or "onerror" in attributes]
     assert list(found.scripts) == ["index", "block-0", "code"]
     assert ("title", {}) in found.elements
