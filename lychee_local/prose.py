@@ -229,12 +229,21 @@ _COURTESY = re.compile(
     r"|congratulations|wow|awesome|amazing|cool|nice|great|glad|so (?:glad|happy|proud|cool|kind|sweet)"
     r"|good (?:to|for)|sounds"
     r"|that's|that is|that sounds|what (?:a|an)\b|how (?:cool|nice|awesome)|looks|long time|keep (?:it|up)|let me know"
-    r"|i agree|of course|absolutely|definitely|exactly"
+    r"|i agree|of course|absolutely|definitely|exactly|feel free|wishing you|(?:it )?means a lot"
+    r"|you(?:'re| are) (?:gonna|going to) (?:make|do|be|rock|nail)|you(?:'re| are) doing (?:an?|so|great)"
+    r"|you really (?:care|are|put|have)"
     r"|danke|vielen dank|hallo|guten (?:morgen|tag|abend)|gute nacht|tschüss?|bis (?:bald|dann|später)|gern geschehen"
     r"|viel (?:spaß|glück|erfolg)|wie schön|(?:das )?klingt|herzlichen glückwunsch"
     r"|[¡¿]?(?:(?:muchas )?gracias|hola|buen(?:os|as) (?:días|tardes|noches)|adiós|de nada"
     r"|qué (?:bien|bueno|genial|alegría)|me alegro|suena|hasta (?:luego|pronto)|felicidades)"
     r"|merci|bonjour|salut|شكر\w*|مرحب\w*|[أا]هل\w*|السلام عليكم|صباح الخير|مساء الخير|مع السلامة|عفو\w*)(?!\w)",
+    re.I,
+)
+# Of oneself, and yet about nothing.
+_WARMTH = re.compile(
+    r"^(?:i(?:'m| am) (?:always )?(?:here for you|so (?:glad|happy|proud|excited) (?:for|of) you)"
+    r"|i (?:really )?appreciate (?:it|that|you)|i can't wait to (?:hear|see) (?:it|more|how)"
+    r"|i(?:'m| am) (?:really )?looking forward to (?:it|that|hearing))\b",
     re.I,
 )
 _VOCATIVE = re.compile(r"^(?:(?:[Oo]h|[Aa]w+|[Hh]ey|[Ww]ow|[Yy]eah),?\s+)?(?!\w+ly\b)[A-Z][a-z]+,\s+")
@@ -307,7 +316,7 @@ def substantive(sentence: str) -> bool:
         plain = _COURTESY_UNSPACED.sub("", sentence)
         return len(set(terms(plain))) >= 6 and not _QUESTION_UNSPACED.search(plain)
     found = len(set(terms(sentence)))
-    if re.search(r"\b(?:I|[Mm]y|[Ww]e|[Oo]ur)\b", sentence):
+    if re.search(r"\b(?:I|[Mm]y|[Ww]e|[Oo]ur)\b", sentence) and not _WARMTH.match(sentence):
         return found >= 2 or (found == 1 and _IS_OR_HAS.search(sentence) is not None)
     return found >= 3 and not _COURTESY.match(sentence) and not _COURTESY.match(_VOCATIVE.sub("", sentence))
 

@@ -174,8 +174,8 @@ def test_courtesies_reported_as_facts_are_dropped() -> None:
 
 
 def test_repeats_and_blanks_are_dropped() -> None:
-    encoded, _ = run([keyed(["Melanie signed up.", "", " . "], [RUTH, RUTH.replace(" ", "  "), RUTH[:-1]])])
-    assert texts(encoded) == ["Melanie signed up (2 July 2023).", RUTH, COST]
+    encoded, _ = run([keyed(["Melanie signed up for a class.", "", " . "], [RUTH, RUTH.replace(" ", "  "), RUTH[:-1]])])
+    assert texts(encoded) == ["Melanie signed up for a class (2 July 2023).", RUTH, COST]
 
 
 @pytest.mark.parametrize(
