@@ -112,6 +112,7 @@ _ABLATIONS = {
     "rules-planner": _recall("planned by wording alone", replace(_FULL, planner="rules")),
     "llm-planner": _recall("planned by the model, every question", replace(_FULL, planner="llm")),
     "no-selection": _recall("no fusion, reranking, diversity: items by field score", replace(_FULL, selection="none")),
+    "no-facts": _recall("conclusions from passages, like everything else", replace(_FULL, facts=False)),
     "no-windows": _recall("turns without the turns around them", replace(_FULL, windows=False)),
     "no-fusion": _recall("routes joined by their best score", replace(_FULL, weight_best=1.0, weight_route=0.0)),
     "no-coverage": _recall("no places for each route", replace(_FULL, coverage=False)),

@@ -460,6 +460,8 @@ class Memory:
             chosen = self._nearest_turns(question, vectors[question], scope, record)
         else:
             chosen, notes = self._selected(made, vectors, k or settings.k, scope, record)
+            if settings.facts and made.concludes:
+                chosen = self._with_facts(chosen, made, vectors, k, scope, record)
         chains: tuple[Chain, ...] = ()
         if settings.mode != "lychee":
             chosen, chains = chain.link(
@@ -473,8 +475,8 @@ class Memory:
                 record=record,
             )
             record.lap("chains")
-        # The chains are as long as they are: in their own mode only a number that was asked for cuts them.
-        items = k if settings.mode == "chain" else k or settings.k
+        # Chains are as long as they are, and small facts as many as fit: only a number that was asked for cuts them.
+        items = k if settings.mode == "chain" or (made.concludes and settings.facts) else k or settings.k
         chosen = rank.within(chosen, settings.evidence_tokens, items=items, record=record)
         shown = rank.evidence(chosen, self._store, record)
         record.lap("evidence")
@@ -530,6 +532,28 @@ class Memory:
         record.lap("select")
         return chosen, notes
 
+    def _with_facts(
+        self,
+        chosen: tuple[Candidate, ...],
+        made: Plan,
+        vectors: Mapping[str, Vectors],
+        k: int | None,
+        scope: Scope | None,
+        record: Recorder,
+    ) -> tuple[Candidate, ...]:
+        """For a conclusion: the best of what was chosen, a third of the tokens; then single records; then the rest."""
+        settings, store = self._settings.recall, self._store
+        alone = replace(settings, channels=tuple(c for c in settings.channels if c == "records"))
+        with store.snapshot():
+            by_route = channels.recall(
+                made, vectors, store, k=rank.FACTS, settings=alone, calibration=store.embedder.calibration, scope=scope
+            )
+        facts = rank.by_field_score(by_route, k or rank.FACTS)
+        best = chosen if settings.evidence_tokens is None else rank.within(chosen, settings.evidence_tokens // 3)
+        found = rank.beside(best, facts, record)
+        record.lap("facts")
+        return (*found, *(c for c in chosen if c not in best))
+
     def _plan(self, question: str, now: datetime | None, planner: Planner) -> tuple[Plan, tuple[Usage, ...]]:
         if planner == "none":
             return wording.plan_without(question), ()
@@ -537,7 +561,7 @@ class Memory:
         unsure = planner == "llm" or (planner == "auto" and by_rules.doubts)
         if unsure and (llm := self._engines.llm()) is not None:
             by_llm, usage = plan.plan_with_llm(question, llm=llm, now=now, settings=self._settings.recall)
-            return replace(by_llm, doubts=by_rules.doubts), usage
+            return replace(by_llm, doubts=by_rules.doubts, concludes=by_rules.concludes), usage
         return by_rules, ()
 
     # --- looking -----------------------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ SIMILARITY_BONUS, QUERY_BONUS, QUERY_BONUS_MAX, RERANKED_BONUS = 0.03, 0.01, 0.0
 # The share of the rerank pool that goes to the best field scores before every channel gets its turn (5.7).
 POOL_HEAD, POOL_HEAD_MIN = 0.5, 40
 RAW_SCORE_MIN = 0.35
+# So many single records at most for a conclusion: in 1,800 tokens there is room for about 80.
+FACTS = 80
 
 
 def select(
@@ -93,6 +95,22 @@ def within(
             record.drop("budget", candidate.id, f"over the budget: costs {cost} tokens, {tokens - spent} were left")
     record.ranking("budget", kept, "score")
     return tuple(kept)
+
+
+def beside(shown: Sequence[Candidate], more: Iterable[Candidate], record: Recorder = OFF) -> tuple[Candidate, ...]:
+    """`shown`, then those of `more` that rest on a turn which none before them rests on."""
+    known = {(c.session, turn) for c in shown for turn in c.turns}
+    found = list(shown)
+    for candidate in more:
+        turns = {(candidate.session, turn) for turn in candidate.turns}
+        if turns <= known:
+            record.drop("facts", candidate.id, "what it rests on is shown")
+        else:
+            known |= turns
+            found.append(candidate)
+            record.keep("facts", candidate.id, "a fact that a conclusion may need")
+    record.ranking("facts", found, "score")
+    return tuple(found)
 
 
 def by_field_score(by_route: Routes, k: int, record: Recorder = OFF) -> tuple[Candidate, ...]:

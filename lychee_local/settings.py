@@ -131,6 +131,9 @@ class RecallSettings:
     selection: Literal["full", "none"] = "full"
     coverage: bool = True  # the first places go to the best of every route
     windows: bool = True
+    # A conclusion is drawn from many small facts, of which more fit than of passages (benchmarks/LOG.md, "Channels and
+    # steps").
+    facts: bool = True
     k: int = 15
     rrf_constant: float = 60.0
     rerank_limit: int = 100

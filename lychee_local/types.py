@@ -344,7 +344,8 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a question is searched (docs/method.md 4.2). `source` says who made it, `doubts` where rules are unsure of
-    its wording, `note` why a fallback was taken."""
+    its wording, `concludes` that it asks for a conclusion, not for something that was said, `note` why a fallback was
+    taken."""
 
     question: str
     question_type: QuestionType
@@ -356,6 +357,7 @@ class Plan:
     reason: str = ""
     source: Literal["llm", "rules", "none"] = "none"
     doubts: tuple[str, ...] = ()
+    concludes: bool = False
     note: str = ""
 
     @property

@@ -49,6 +49,7 @@ def plan_by_rules(question: str, *, speakers: Collection[str], now: datetime | N
         when=when,
         source="rules",
         doubts=_doubts(question, kind, len(parts)),
+        concludes=_CONCLUSION.search(question) is not None,
         note="; ".join(notes),
     )
 

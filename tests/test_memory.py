@@ -286,6 +286,26 @@ def test_the_model_plans_where_the_rules_are_unsure(
     assert recalled.plan.doubts == answer.plan.doubts
 
 
+def test_a_conclusion_is_drawn_from_single_facts_beside_the_best_passages(tmp_path: Path) -> None:
+    settings = Settings(recall=RecallSettings(evidence_tokens=150))
+    with opened(tmp_path, settings=settings) as memory:
+        memory.remember([*talk("one"), *talk("two"), *talk("three")])
+        before = memory.recall(CONCLUSION)  # nothing is encoded: passages have all of the room
+        memory.flush()
+        concluded = memory.recall(CONCLUSION, explain=True)
+        said = memory.recall("Where did Ana move?")
+        three = memory.recall(CONCLUSION, k=3)
+    assert {e.kind for e in before.evidence} <= {"turn", "window"}
+    kinds = [e.kind for e in concluded.evidence]
+    assert kinds[0] != "record"
+    assert kinds.count("record") > [e.kind for e in said.evidence].count("record")
+    shown = [turn for e in concluded.evidence if e.kind == "record" for turn in e.turns]
+    assert len(set(shown)) == len(shown)  # no record of a turn that another one shows
+    assert concluded.trace is not None
+    assert "facts" in concluded.trace.seconds
+    assert len(three.evidence) == 3
+
+
 def test_an_answer_explains_its_recall(tmp_path: Path) -> None:
     with opened(tmp_path, FakeLLM(planning)) as memory:
         memory.remember(talk(), encode=False)

@@ -224,3 +224,12 @@ def test_equal_scores_are_ordered_by_id() -> None:
 
 def test_the_question_side_labels_what_the_plan_knows_and_repeats_nothing() -> None:
     assert rank.question_side(PLAN) == "Question: red fish?"
+
+
+def test_facts_stand_behind_and_only_those_of_turns_that_are_not_shown() -> None:
+    def of(identifier: str, *turns: int) -> Candidate:
+        return Candidate(identifier, "record", "text", "s", turns, 0.5)
+
+    shown = (of("a", 1, 2),)
+    assert [c.id for c in rank.beside(shown, (of("b", 2), of("c", 2, 3), of("d", 3), of("e", 4)))] == ["a", "c", "e"]
+    assert rank.beside(shown, ()) == shown
