@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sqlite3
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     call: Callable[[argparse.Namespace], Result | None] = options.call
     try:
         result = call(options)
-    except (ValueError, OSError, LycheeError) as error:
+    except (ValueError, OSError, sqlite3.Error, LycheeError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -122,7 +122,7 @@ def _build(setup: Setup, asked: Method, home: Path, conversation: Conversation, 
         "construction_tokens": stats.construction_tokens,
         "encoding_seconds": 0.0 if encoded is None else round(encoded.seconds, 1),
         "seconds_now": round(time.perf_counter() - began, 2),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "peak_mb": _peak_mb(),
     }
 
 
@@ -166,7 +166,7 @@ class _Asking:
             answer = self.memory.ask(text, now=now, style="short")
             return _Given(answer.evidence, answer.plan, answer.text, answer.cited, answer.usage, answer.notes)
         budget = None if self.method.shows == "all" else self.setup.budget
-        evidence = self.transcript.shown(self.method.shows, question, budget)
+        evidence = self.transcript.shown(self.method.shows, question, budget)[: self.setup.items]
         if not self.setup.answers:
             return _Given(evidence)
         return _read(question, evidence, self.models, self.method)
@@ -198,8 +198,13 @@ def _line(conversation: str, question: Question, ask: Callable[[Question], _Give
         | {"evidence": [_shown(e) for e in given.evidence], "reply": given.text, "cited": list(given.cited)}
         | {"scores": score(question, given), "usage": [_cost(u) for u in given.usage]}
         | {"evidence_tokens": sum(prompt_tokens(e.text) for e in given.evidence)}
-        | {"seconds": round(seconds, 4), "notes": list(given.notes)}
+        | {"seconds": round(seconds, 4), "peak_mb": _peak_mb(), "notes": list(given.notes)}
     )
+
+
+def _peak_mb() -> int:
+    """The most memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def _about(conversation: str, question: Question) -> Line:

@@ -11,8 +11,11 @@ Owns its files. A line is on disk before the next question is asked; one that a 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,22 @@ Line = dict[str, Any]
 ASKED = ("id", "conversation", "category", "question", "answer", "gold", "error")
 
 
+@contextmanager
+def claimed(setup: Setup, places: Places) -> Iterator[None]:
+    """Inside, the folder is this run's and no other process's.
+
+    Raises:
+        ValueError: it holds another run (see `claim`), or another process runs this one.
+    """
+    claim(setup, places)
+    with (places.out / "run.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{places.out} is being run by another process; choose another --out") from error
+        yield
+
+
 def claim(setup: Setup, places: Places) -> None:
     """Make the folder this run's, or see that it is.
 
@@ -44,7 +63,12 @@ def claim(setup: Setup, places: Places) -> None:
         write(path, mine)
         return
     theirs = json.loads(path.read_text(encoding="utf-8"))
-    differ = sorted(name for name in mine if mine[name] != theirs.get(name))
+    differ = [name for name in mine if mine[name] != theirs.get(name)]
+    if "setup" in differ:
+        options = theirs.get("setup", {})
+        changed = [f"{name} ({options.get(name)}, not {mine['setup'][name]})" for name in mine["setup"]
+                   if mine["setup"][name] != options.get(name)]  # fmt: skip
+        differ = [name for name in differ if name != "setup"] + changed
     if differ:
         raise ValueError(
             f"{places.out} holds a run with another {', '.join(differ)} (see its run.json); choose another --out"

@@ -109,9 +109,16 @@ def _question(name: str, line: Fields, messages: Mapping[str, Message], on_probl
         id=name,
         text=line.text("question"),
         answer=NOT_MENTIONED if not answerable and "answer" not in line.values else line.text("answer"),
-        category=line.text("category") if "category" in line.values else "question",
+        category=_category(line),
         gold=gold,
         sessions=tuple(dict.fromkeys(session for session in sessions if session in there_are)),
         asked=line.when("asked"),
         answerable=answerable,
     )
+
+
+def _category(line: Fields) -> str:
+    name = line.text("category") if "category" in line.values else "question"
+    if name == "all":
+        raise ValueError(f'{line.where}: no category is called "all", which is what tables call all of them together')
+    return name

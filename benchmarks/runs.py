@@ -10,7 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 
 from benchmarks.asking import ask_all
-from benchmarks.folder import Line, claim, kept, write
+from benchmarks.folder import Line, claimed, kept, write
 from benchmarks.questions import Conversation, Report
 from benchmarks.setups import Places, Setup
 from benchmarks.tables import summarise, told
@@ -22,11 +22,17 @@ def run(setup: Setup, places: Places, *, workers: int = 1, say: Say, on_problem:
     """Ask every chosen question that has no answer in the folder yet; the summary of all.
 
     Raises:
-        ValueError: the folder holds another run, or the data cannot be used.
+        ValueError: the folder holds another run or one that is under way, or the data cannot be used.
         ModelMissing: a model of the profile is not on this machine.
     """
-    claim(setup, places)
-    chosen = setup.chosen(on_problem)
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; at least one is needed")
+    chosen = setup.chosen(on_problem)  # what cannot be run claims no folder
+    with claimed(setup, places):
+        return _run(setup, places, chosen, workers, say)
+
+
+def _run(setup: Setup, places: Places, chosen: frozenset[str], workers: int, say: Say) -> Line:
     lines: dict[str, Line] = {}
     order: list[str] = []
 

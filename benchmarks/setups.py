@@ -33,6 +33,11 @@ class Setup:
     adversarial: bool = False
     corrections: str | None = None
 
+    def __post_init__(self) -> None:
+        for name, number in (("budget", self.budget), ("items", self.items)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} is {number}; ask for one at least, or leave it out")
+
     def read(self, on_problem: Report) -> Iterator[Conversation]:
         """
         Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from benchmarks.folder import Line
 
 
@@ -49,8 +51,8 @@ def _tokens(found: list[Line], purpose: str) -> int:
 
 
 def at(ordered: list[float], share: float) -> float:
-    """The nearest rank; 0 where there is nothing."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+    """The nearest rank: the first value that so many are not above; 0 where there is nothing."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
 def show(summary: Line) -> None:

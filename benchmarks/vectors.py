@@ -1,5 +1,6 @@
 """An embedder that embeds each text once, for all runs that share a file: seven ways to cut a conversation, or six ways
-to encode it, embed nearly the same texts, and on a CPU embedding is most of the time of a run without a model."""
+to encode it, embed nearly the same texts, and on a CPU embedding is most of the time of a run without a model.
+Questions are embedded each time, since what they take is measured."""
 
 from __future__ import annotations
 
@@ -26,6 +27,8 @@ class StoredVectors:
         self._file.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID")
 
     def embed(self, texts: Sequence[str], *, kind: Literal["passage", "query"] = "passage") -> Vectors:
+        if kind == "query":  # what a question takes is measured
+            return self._embedder.embed(texts, kind=kind)
         keys = [hashlib.sha256(f"{self.digest}\0{kind}\0{text}".encode()).digest() for text in texts]
         rows = {key: row for key in dict.fromkeys(keys) if (row := self._row(key)) is not None}
         new = {key: text for key, text in zip(keys, texts, strict=True) if key not in rows}

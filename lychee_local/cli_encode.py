@@ -46,10 +46,17 @@ def opened(
     *,
     llm: str | None,
     read_only: bool,
+    existing: bool = False,
     settings: Settings | None = None,
 ) -> Iterator[Memory]:
-    """A memory; one that another process writes is waited for."""
+    """A memory; one that another process writes is waited for. With `existing` none is made for a new name."""
     from lychee_local.memory import Memory
+
+    if existing:
+        from lychee_local.cards import default_home
+        from lychee_local.store import require_memory
+
+        require_memory(home or default_home(), user)
 
     def memory(wait_seconds: float) -> Memory:
         return Memory.open(
@@ -216,7 +223,7 @@ def reencode(
     writer = language_model(home, profile, llm, no_llm=no_llm)
     began = time.monotonic()
     with (
-        opened(user, home, profile, llm=writer, read_only=False) as memory,
+        opened(user, home, profile, llm=writer, read_only=False, existing=True) as memory,
         interruptible(memory.stats) as shown,
     ):
         done = memory.reencode(session, on_progress=shown)
@@ -237,7 +244,7 @@ def _encode(
     """Run one of the verbs that encode what waits, and say what came of it."""
     began = time.monotonic()
     with (
-        opened(user, home, profile, llm=writer, read_only=False) as memory,
+        opened(user, home, profile, llm=writer, read_only=False, existing=True) as memory,
         interruptible(memory.stats) as shown,
     ):
         done = work(memory, shown)

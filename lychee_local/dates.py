@@ -75,12 +75,12 @@ _N = rf"(?P<n>\d{{1,4}}|{'|'.join(_COUNTS)}|(?:a\s)?couple(?:\sof)?|(?:a\s)?few|
 _PAST = re.compile(
     r"\b(?:was|were|had|did|didn|went|got|took|made|saw|said|came|met|told|gave|found|bought|brought|felt|left|ran|ate"
     r"|won|lost|began|sat|drove|spent|wrote|read|heard|caught|taught|fell|flew|rode|sang|swam|built|sold|paid|lent|broke"
-    r"|(?!excited|scheduled|supposed|interested|tired|worried|thrilled|invited|need|indeed|feed|speed|bed)[a-z]{2,}ed)\b",
+    r"|(?<!\bbe\s)(?<!\bget\s)(?<!\bgetting\s)(?!excited|scheduled|supposed|interested|tired|worried|thrilled|invited|need|indeed|feed|speed|bed)[a-z]{2,}ed)\b",
     re.I,
 )
 _FUTURE = re.compile(
     r"\b(?:will|going to|gonna|plan|plans|planning|hope|hoping|upcoming|want to|looking forward|can't wait|scheduled)\b"
-    r"|['’]ll\b",
+    r"|['’]ll\b|\bwon['’]t\b",
     re.I,
 )
 
@@ -391,15 +391,19 @@ def _closest(match: re.Match[str], said: date, of_year: Callable[[int], DateSpan
     return _worded(min(spans, key=lambda span: abs((span.start - said).days)))
 
 
+# Where the part of a sentence ends whose verb tells the time of a date in it; a report begins with a quotation mark.
+_PART = re.compile(r"[.!?;\"“”]|,?\s(?:and|but|so|then)\s(?=(?:i|we|he|she|it|they|you|there)\b|start|begin|go)", re.I)
+
+
 def _future(match: re.Match[str]) -> bool:
     before = match.string[max(0, match.start() - 80) : match.start()]
-    return _FUTURE.search(re.split(r"[.!?]", before)[-1]) is not None
+    return _FUTURE.search(_PART.split(before)[-1]) is not None
 
 
 def _past(match: re.Match[str]) -> bool:
     before = match.string[max(0, match.start() - 80) : match.start()]
     after = match.string[match.end() : match.end() + 80]
-    return _PAST.search(f"{re.split('[.!?]', before)[-1]} {re.split('[.!?]', after)[0]}") is not None
+    return _PAST.search(f"{_PART.split(before)[-1]} {_PART.split(after)[0]}") is not None
 
 
 def _chinese(match: re.Match[str], said: date) -> tuple[DateSpan, str]:

@@ -52,6 +52,7 @@ _MOVE_MARGIN = 0.3
 _SAME_WORDS = 0.85
 _COPIED = 0.75  # the share of a turn's words from which on its record is a copy
 _IMAGE = re.compile(r"\[image(?: search)?(?:: [^\]]*)?\]?")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ASKED_BEHIND = re.compile(r"(?<=\w)(?:[.!]|\s+[-–—]|,)\s[^.!?–—-]*\?[\"”]?$")
 _STEM = 5  # letters that two forms of a name share at least: Hamburg, Hamburger
 
@@ -235,8 +236,8 @@ def _terms_of(name: str, lines: Sequence[Line]) -> set[str]:
 
 
 def _stated(text: str) -> str:
-    """On one line, without marks of images, and without a question behind the statement."""
-    plain = " ".join(_IMAGE.sub(" ", text).split())
+    """On one line, without marks of images, control characters, and a question behind the statement."""
+    plain = " ".join(_IMAGE.sub(" ", _CONTROL.sub(" ", text)).split())
     return _ASKED_BEHIND.sub("", plain)
 
 

@@ -35,8 +35,8 @@ KEYS = ("text", "role", "speaker", "at", "session", "ref")
 # A message of a file that has no `ref` gets one from its content. The prefix keeps it apart from the caller's own.
 DERIVED_REF = "content:"
 
-# C0 controls but tab and newline, DEL, and the surrogates, which UTF-8 cannot carry.
-_FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+# C0 and C1 controls but tab and the newlines, DEL, and the surrogates, which UTF-8 cannot carry.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 _NEWLINES = re.compile("\r\n?")
 # What other tools call the same thing: worth a hint, not a second spelling.
 _OTHER_NAMES = {

@@ -48,6 +48,14 @@ class SegmentSettings:
             )
         if self.max_exchanges < 1:
             raise BadInput(f"max_exchanges must be at least 1, not {self.max_exchanges}")
+        if not 1 <= self.history_min <= self.history:
+            raise BadInput(
+                f"1 <= history_min <= history is needed, got {self.history_min}, {self.history}",
+                hint="history is how many distances are remembered, history_min from how many on they are used",
+            )
+        if not abs(self.bias) <= 100.0:
+            raise BadInput(f"bias is a few units of log odds, not {self.bias}")
+        _one_of("trigger", self.trigger, ("semantic", "eager", "fixed"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,9 @@ class EncodeSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.width <= 64:
             raise BadInput(f"width is a number of sessions from 1 to 64, not {self.width}")
+        if self.max_output_tokens < 1:
+            raise BadInput(f"max_output_tokens must be at least 1, not {self.max_output_tokens}")
+        _one_of("representation", self.representation, ("typed", "summary"))
 
 
 @dataclass(frozen=True, slots=True)

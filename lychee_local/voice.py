@@ -84,6 +84,7 @@ _BESIDE = re.compile(
 _LISTED = re.compile(r"^(?:[-*•]|\d{1,2}[.)](?!\s[A-ZÄÖÜ][a-zäöü]+\b))\s+")
 _QUOTATION = re.compile(r'"[^"]*"|“[^”]*”')
 _MASK = "\ue000"
+_STAND_IN = "Qzname"  # a name, as far as the rules look at one
 
 
 def by_name(sentence: str, speaker: str, others: Sequence[str] = ()) -> str:
@@ -125,6 +126,11 @@ def _without_address(sentence: str, name: str) -> str:
 
 def _third_person(sentence: str, speaker: str) -> str:
     """First person singular to third: the name where it first stands, "they" and its forms after it."""
+    # A name may be a word of the first person itself: somebody is called Me in many an export.
+    return _told_of(sentence, _STAND_IN).replace(_STAND_IN, speaker)
+
+
+def _told_of(sentence: str, speaker: str) -> str:
     named = False
 
     def together(match: re.Match[str]) -> str:

@@ -15,6 +15,9 @@ from lychee_local import dates, lexicon
 from lychee_local.prose import language
 from lychee_local.types import Constraint, DateSpan, Plan, QuestionType, Route, TimeRange
 
+# Characters in which a question says what it asks; of a longer text the rest is searched for, but not read for cues.
+_READ = 2_000
+
 
 def plan_without(question: str, *, note: str = "") -> Plan:
     """Search for the question itself: type single, one route (4.5)."""
@@ -28,7 +31,8 @@ def plan_by_rules(question: str, *, speakers: Collection[str], now: datetime | N
     Two routes where two speakers are asked for side by side, or two events are compared; else one. The plan's `doubts`
     say where the wording asks for more than rules can read.
     """
-    kind: QuestionType = next((kind for kind, cue in _TYPE_CUES if cue.search(question)), "single")
+    read = question[:_READ]
+    kind: QuestionType = next((kind for kind, cue in _TYPE_CUES if cue.search(read)), "single")
     named = lexicon.named(question, speakers)
     notes: list[str] = []
     when = _written_range(question, now.date() if now is not None else None, notes)
@@ -49,7 +53,7 @@ def plan_by_rules(question: str, *, speakers: Collection[str], now: datetime | N
         when=when,
         source="rules",
         doubts=_doubts(question, kind, len(parts)),
-        concludes=_CONCLUSION.search(question) is not None,
+        concludes=_CONCLUSION.search(read) is not None,
         note="; ".join(notes),
     )
 
@@ -122,7 +126,7 @@ def _parts(question: str, statement: str, named: tuple[str, ...], kind: Question
         if hit is not None:
             own = hit.group(1) or ""
             return tuple(statement[: hit.start()] + name + own + statement[hit.end() :] for name in named)
-    if kind in ("temporal", "comparison") and (events := _TWO_EVENTS.search(question)):
+    if kind in ("temporal", "comparison") and (events := _TWO_EVENTS.search(question[:_READ])):
         return events.group(1).strip(), events.group(2).strip()
     return (statement,)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import subprocess
@@ -136,8 +137,8 @@ def command(data: Path, out: Path, *options: str) -> list[str]:
 
 
 def timeless(line: dict[str, Any]) -> dict[str, Any]:
-    """A line without what differs from run to run: times, and how much of a prompt was there from the one before."""
-    return line | {"seconds": 0, "usage": [u | {"seconds": 0, "cached": 0} for u in line["usage"]]}
+    """A line without what differs from run to run: times, memory, how much of a prompt was there already."""
+    return line | {"seconds": 0, "peak_mb": 0, "usage": [u | {"seconds": 0, "cached": 0} for u in line["usage"]]}
 
 
 @pytest.mark.model
@@ -174,7 +175,7 @@ def test_a_run_that_is_done_asks_nothing_and_another_one_is_refused(
     again = capsys.readouterr()
     assert (again.err, again.out) == ("", first)
     assert main(command(data, out, "--no-llm", "--sample", "3", "--seed", "8")) == 2
-    assert "holds a run with another setup" in capsys.readouterr().err
+    assert "another seed (7, not 8)" in capsys.readouterr().err
     lines_file(data, questions=3)
     assert main(command(data, tmp_path / "new", "--no-llm", "--method", "bm25")) == 0
 
@@ -246,3 +247,31 @@ def test_a_killed_run_goes_on_and_is_the_same(tmp_path: Path) -> None:
     assert main(command(data, tmp_path / "whole", "--records", "rules")) == 0
     killed, whole = ([timeless(line) for line in folder.lines(tmp_path / name)] for name in ("killed", "whole"))
     assert killed == whole
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("minilm_path")
+def test_what_cannot_be_run_claims_no_folder_and_a_run_under_way_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = lines_file(tmp_path / "data.jsonl"), tmp_path / "out"
+    for wrong in (["--conversations", "nobody"], ["--limit", "0"], ["--workers", "0"], ["--items", "-1"]):
+        assert main(command(data, out, "--no-llm", *wrong)) == 2
+    assert not (out / "run.json").exists()
+    assert main(command(data, out, "--no-llm", "--method", "bm25", "--items", "1")) == 0
+    assert {len(line["evidence"]) for line in folder.lines(out)} == {1}
+    capsys.readouterr()
+    assert main(command(data, out, "--no-llm", "--method", "bm25", "--items", "2")) == 2
+    assert "items (1, not 2)" in capsys.readouterr().err
+    with (out / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(command(data, out, "--no-llm", "--method", "bm25", "--items", "1")) == 2
+    assert "another process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.5, 2.0), (0.9, 4.0), (0.99, 4.0), (0.25, 1.0), (0.26, 2.0), (0.0, 1.0)]
+)
+def test_percentiles_are_the_nearest_rank(share: float, expected: float) -> None:
+    assert tables.at([1.0, 2.0, 3.0, 4.0], share) == expected
+    assert tables.at([], share) == 0.0

@@ -279,3 +279,56 @@ def test_a_cut_file_of_settings_is_named(tmp_path: Path, tiny_bert: Path, name: 
     with pytest.raises(ModelDamaged, match=name) as caught:
         load_embedder(TINY, tmp_path)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", "[]"),
+        ("modules.json", "[{}]"),
+        ("modules.json", "null"),
+        ("sentence_bert_config.json", "[]"),
+        ("sentence_bert_config.json", '{"max_seq_length": "many"}'),
+        ("tokenizer_config.json", "[]"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_named_as_damage(tmp_path: Path, name: str, text: str) -> None:
+    folder = make_bert(tmp_path / "bert")
+    (folder / name).write_text(text)
+    try:
+        usable = bert.reads(folder)
+    except ModelDamaged:
+        return
+    if usable:
+        with pytest.raises(ModelDamaged):
+            Bert(folder)
+
+
+def test_heads_that_do_not_divide_the_features_are_named(tmp_path: Path) -> None:
+    folder = make_bert(tmp_path / "bert")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_attention_heads": 7}))
+    with pytest.raises(ModelDamaged, match="shared out to 7 heads"):
+        Bert(folder)
+
+
+def test_a_fork_while_a_thread_embeds_leaves_the_child_able_to(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from lychee_local.backends.bert import Bert
+from lychee_local.backends.sentences import SentenceEmbedder
+from lychee_local.types import Calibration
+model = SentenceEmbedder(Bert(Path(sys.argv[1])), name="x", digest="d", calibration=Calibration())
+with model._lock:  # as another thread holds it that the child does not have
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        model.embed(["after the fork"])
+        os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    folder = make_bert(tmp_path / "bert")
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], cwd=root, capture_output=True, timeout=100)
+    assert done.returncode == 0, done.stderr

@@ -339,3 +339,19 @@ def test_the_dot_behind_a_month_ends_the_sentence_unless_it_shortens_the_month()
         "It is in May (May 2023). Or in September (September 2023)."
     )
     assert annotate("It is in Sept. or so.", said) == "It is in Sept. (September 2023) or so."
+
+
+@pytest.mark.parametrize(
+    ("text", "days"),
+    [
+        ("We're getting married on Saturday.", [18]),
+        ('Jonas said: "We leave on Friday."', [17]),
+        ('Jonas said: "We left on Friday."', [10]),
+        ("I worked on Friday, and I won't be there on Monday.", [10, 20]),
+        ("I worked on Friday and start anew on Monday.", [10, 20]),
+        ("I went to Rome on Friday and saw the Pope on Sunday.", [10, 12]),
+    ],
+)
+def test_a_weekday_has_the_time_of_its_own_verb(text: str, days: list[int]) -> None:
+    found = find(text, date(2024, 5, 13))
+    assert [mention.span.start for mention in found] == [date(2024, 5, day) for day in days]

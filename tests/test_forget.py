@@ -309,6 +309,22 @@ def test_words_that_only_a_forgotten_turn_said_go_from_the_whole_session(tmp_pat
         assert rebuilt(store, tmp_path / "rebuilt") == content(store)
 
 
+def test_a_word_of_reporting_is_no_trace_of_a_forgotten_turn(tmp_path: Path) -> None:
+    """Rules write "Ana said:" before what they quote, and "said" is in many a turn that is forgotten."""
+    with opened(tmp_path / "home") as store:
+        turns = [Turn("S", 0, "The doctor said it was the shifts"), Turn("S", 1, "We have two kids")]
+        segments = []
+        for turn in turns:
+            with store.transaction() as tx:
+                tx.add_turns([turn], unit(turn.line))
+                tx.add_segments([segment_of([turn])])
+            segments.append(segment_of([turn]))
+        plain: dict[str, Any] = {"entities": (), "tags": ()}
+        encode(store, segments[1], [some_record(segments[1], 'Ana said: "We have two kids"', **plain)], "")
+        assert store.erase(Selection(turns=("turn:S:0",))).waiting == ()
+        assert len(store.records()) == 1
+
+
 def test_a_note_stays_that_says_nothing_of_it(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         first = segment_of(say(store, "S", 1))

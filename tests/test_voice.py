@@ -85,3 +85,11 @@ def test_somebody_who_is_only_called_is_left_out() -> None:
     assert by_name("I moved to Oslo, John!", "Mel", ("John",)) == "Mel moved to Oslo!"
     assert by_name("I met John, Ana and Bo.", "Mel", ("John",)) == "Mel met John, Ana and Bo."
     assert by_name("Lately, I paint.", "Mel", ("John",)) == "Lately, Mel paints."
+
+
+@pytest.mark.parametrize("name", ["Me", "My Nguyen", "Mine", "I", "Myself"])
+def test_a_name_that_is_a_word_of_the_first_person_stays_a_name(name: str) -> None:
+    assert by_name("I moved to Lisbon.", name) == f"{name} moved to Lisbon."
+    assert by_name("My sister Eva plays the cello, and I sing.", name) == (
+        f"{name}'s sister Eva plays the cello, and they sing."
+    )

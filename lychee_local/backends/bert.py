@@ -46,9 +46,11 @@ def reads(folder: Path) -> bool:
         ModelDamaged: a configuration file is no JSON.
     """
     config = settings(folder, "config.json")
-    modules = {module["type"].rpartition(".")[2] for module in settings(folder, "modules.json")}
+    with loading(folder, libraries=_LIBRARIES):
+        modules = {module["type"].rpartition(".")[2] for module in settings(folder, "modules.json")}
     return (
-        config.get("model_type") == "bert"
+        isinstance(config, dict)
+        and config.get("model_type") == "bert"
         and config.get("hidden_act") == "gelu"
         and config.get("position_embedding_type", "absolute") == "absolute"
         and not config.get("is_decoder")
@@ -77,12 +79,12 @@ class Bert:
             # One thread for each pack is quicker than several for each product, which would wait for one another at
             # its end: with another busy process on two cores, three times quicker.
             self._blas = ThreadpoolController()
-        limits = (
-            settings(folder, "sentence_bert_config.json").get("max_seq_length"),
-            settings(folder, "tokenizer_config.json").get("model_max_length"),
-            len(self._model.positions),
-        )
-        self.limit = int(min(limit for limit in limits if limit))
+            limits = (
+                settings(folder, "sentence_bert_config.json").get("max_seq_length"),
+                settings(folder, "tokenizer_config.json").get("model_max_length"),
+                len(self._model.positions),
+            )
+            self.limit = int(min(limit for limit in limits if limit))
 
     def count(self, text: str) -> int:
         """See `sentences.Encoder.count`."""
@@ -265,6 +267,10 @@ def _model(folder: Path) -> _Model:
     from safetensors import safe_open
 
     config = settings(folder, "config.json")
+    if config["hidden_size"] % config["num_attention_heads"]:
+        raise ValueError(
+            f"{config['hidden_size']} features cannot be shared out to {config['num_attention_heads']} heads"
+        )
     width, inner, epsilon = config["hidden_size"], config["intermediate_size"], config["layer_norm_eps"]
     with safe_open(folder / _WEIGHTS, framework="np") as weights:
         names = set(weights.keys())

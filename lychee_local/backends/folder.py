@@ -13,6 +13,8 @@ from typing import Any
 
 from lychee_local.errors import ModelDamaged, ModelMissing
 
+# What settings of the wrong kind give rise to: a list for an object, a text for a number, an index beyond the weights.
+_UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 PULL_HINT = "run: lychee models pull"
 
 
@@ -58,7 +60,7 @@ def loading(folder: Path, *, libraries: str) -> Iterator[None]:
         raise ModelMissing(
             f"a model library cannot be imported: {error}", hint=f"run: make setup, or: pip install {libraries}"
         ) from error
-    except (OSError, ValueError, KeyError, RuntimeError, _safetensors_error()) as error:
+    except (*_UNUSABLE, _safetensors_error()) as error:
         raise ModelDamaged(f"the model in {folder} cannot be loaded: {error}", hint=PULL_HINT) from error
 
 

@@ -7,7 +7,9 @@ encoders, and with the same weights they give the same vectors up to the last di
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -68,6 +70,8 @@ class SentenceEmbedder:
         self._encoder = encoder
         self._prefix = query_prefix
         self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):  # a child of a fork would wait for a thread that it does not have
+            os.register_at_fork(after_in_child=_Renewed(self))
         self._queries: OrderedDict[str, npt.NDArray[np.float32]] = OrderedDict()
         self.dimension = _unit_rows(encoder.encode(["dimension"])).shape[1]
         if dimension is not None and self.dimension != dimension:
@@ -125,6 +129,17 @@ class SentenceEmbedder:
         room = max(1, (self._encoder.limit - self._encoder.count(prefix)) * 9 // 10)
         pieces = min(max(2, -(-tokens // room)), len(text))
         return [window for piece in _split(text, pieces) for window in self._windows(piece, prefix)]
+
+
+class _Renewed:
+    """Gives an embedder a new lock; holds it weakly, since what is registered at a fork stays for good."""
+
+    def __init__(self, embedder: SentenceEmbedder) -> None:
+        self._embedder = weakref.ref(embedder)
+
+    def __call__(self) -> None:
+        if (embedder := self._embedder()) is not None:
+            embedder._lock = threading.Lock()
 
 
 def legible(text: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 
+from lychee_local.echoes import words_of
 from lychee_local.errors import BadInput, there_are
 from lychee_local.lexicon import terms
 from lychee_local.store.catalogue import Catalogue
@@ -183,7 +184,7 @@ class _Search:
             said.difference_update(terms(self._catalogue.turn(number).line))
         found = []
         for number, records in self._catalogue.encoded(session).items():
-            if any(not gone.keys().isdisjoint(r.turns) or not said.isdisjoint(terms(_words(r))) for r in records):
+            if any(not gone.keys().isdisjoint(r.turns) or not said.isdisjoint(words_of(_words(r))) for r in records):
                 found.append(self._catalogue.segment(number))
                 self._withdraw(found[-1])
         for encoding in self._catalogue.noted(session):

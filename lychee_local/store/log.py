@@ -378,6 +378,13 @@ def read_usage(folder: Path) -> list[bytes]:
     return [line[9:] for line in lines]
 
 
+def require_memory(home: Path, user: str) -> None:
+    """Raise StoreError where `user` has no memory below `home`."""
+    path = user_folder(home, user)
+    if not path.is_dir():
+        raise no_memory(user, path)
+
+
 def no_memory(name: str, path: Path) -> StoreError:
     """The error for a user who has none; its hint names those who have."""
     known = users(path.parent)
