@@ -341,7 +341,7 @@ def _show(values: Sequence[T], view: Callable[[Sequence[T]], None], as_json: boo
     if as_json:
         screen.print_json(values)
     elif not values:
-        screen.notes(["nothing yet; lychee stats says what is stored, lychee flush ends and encodes open sessions"])
+        screen.notes(["nothing here; lychee stats says what is stored, lychee flush ends and encodes open sessions"])
     else:
         view(values)
 

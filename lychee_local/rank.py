@@ -348,7 +348,7 @@ def _tell_of_the_rest(
         if c.id not in nearest:
             why = f"not among the best {4 * len(chosen)}"
         elif c.score > last:
-            why = f"diversity: {nearest[c.id]:.2f} similar to what was chosen"
+            why = f"{nearest[c.id]:.2f} similar to what was chosen"
         else:
             why = f"its score {c.score:.2f} is not above the last place's {last:.2f}"
         record.drop("diversity", c.id, why)

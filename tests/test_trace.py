@@ -149,7 +149,7 @@ def test_diversity_says_what_was_too_similar_and_a_low_score_that_it_is_one() ->
     kept = rank.diversify((first,), fused, 2, record=record)
     assert [c.id for c in kept] == ["first", "other"]
     # The same session 0.15, the same words 0.25, and no turn in common since sessions and places are the same: 0.10.
-    assert why(record, kept, "copy") == ("diversity", "diversity: 0.50 similar to what was chosen")
+    assert why(record, kept, "copy") == ("diversity", "0.50 similar to what was chosen")
     assert why(record, kept, "last") == ("diversity", "its score 0.10 is not above the last place's 0.85")
 
 
