@@ -134,9 +134,10 @@ def interruptible(held: Callable[[], Stats]) -> Iterator[Watch]:
             now = held()
         finally:
             signal.signal(signal.SIGINT, before)
+    waiting = f", {screen.count(now.pending, 'segment')} wait to be encoded" if now.pending else ""
     screen.err.print(
-        f"stopped: {screen.count(now.turns, 'turn')} and {screen.count(now.records, 'record')} are stored, "
-        f"{screen.count(now.pending, 'segment')} wait to be encoded; give the same command again to go on"
+        f"stopped: {screen.count(now.turns, 'turn')} and {screen.count(now.records, 'record')} are stored{waiting}; "
+        "give the same command again to go on"
     )
     raise typer.Exit(130)
 

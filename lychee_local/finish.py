@@ -14,7 +14,7 @@ from lychee_local.asking import Draft, Line, readable
 from lychee_local.echoes import cites, repeats, words_of
 from lychee_local.lexicon import STOP_WORDS, terms
 from lychee_local.negation import contradicts
-from lychee_local.prose import SCRIPT_BORDER, commands, statements
+from lychee_local.prose import SCRIPT_BORDER, commands, statements, without_code
 from lychee_local.types import DateSpan, Record, Segment, Temporal, Turn
 
 _NUMBER_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
@@ -88,7 +88,7 @@ class Finisher:
         """The record of a draft, or None if it is blank, a repeat, or says what nobody said."""
         text = _stated(draft.text)
         words = set(terms(text))
-        if not words or text.endswith("?") or _CHATTER.match(text):
+        if not words or text.endswith("?") or _CHATTER.match(text) or without_code(text).strip() == "[code]":
             return None
         evidence = self._evidence(words - self._names, draft.lines or tuple(range(len(lines))), lines)
         line = lines[evidence[0]]

@@ -28,7 +28,8 @@ _EMBEDDED_CHARS = 4_000
 _WORD = re.compile(r"[A-Za-z0-9_]+")
 _IDEOGRAPH = re.compile("[\u4e00-\u9fff]")
 _UNIT = re.compile("([A-Za-z0-9_]+|[\u4e00-\u9fff])|.", re.DOTALL)
-_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*\s+|[。！？؟।]+[”’」』）]*\s*")
+# A run of marks is tried from its beginning alone, or a run without a blank behind it would be tried from each of them.
+_SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]+[\"'”’)\]]*\s+|[。！？؟।]+[”’」』）]*\s*")
 # By the estimate a run of letters is one token however long it is. Prose has about five characters a token; beyond this
 # many an exchange is oversized whatever the estimate says (a base64 blob), so that a segment always fits a prompt.
 _CHARS_PER_TOKEN = 12

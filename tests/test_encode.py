@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from lychee_local.backends import jobs
 from lychee_local.backends.fake import FakeCall, FakeLLM, Reply
 from lychee_local.encode import Encoded, encode, reference_context
-from lychee_local.errors import ConstraintNotApplied, GenerationFailed
+from lychee_local.errors import BadInput, ConstraintNotApplied, GenerationFailed
 from lychee_local.settings import EncodeSettings
 from lychee_local.types import Record, Role, Segment, Turn
 
@@ -421,3 +421,9 @@ def test_empty_parts_are_left_out() -> None:
     assert reference_context("x", [], SETTINGS) == "Known so far: x"
     repeated = recent(1) * 20
     assert reference_context("", repeated, SETTINGS).count("- 000") == 1
+
+
+@pytest.mark.parametrize("wrong", [{"width": 0}, {"max_output_tokens": 0}, {"representation": "poem"}])
+def test_settings_that_no_segment_could_be_encoded_with_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        EncodeSettings(**wrong)

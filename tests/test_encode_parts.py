@@ -236,3 +236,10 @@ def test_an_earlier_record_written_down_again_is_no_record() -> None:
     context = "Noah's children loved the beach! Walking there can be really relaxing."
     echo = "Iris loves the beach! Walking there can be really relaxing."
     assert (echo, "model") not in of_pets(2, echo, context=context)
+
+
+def test_code_and_control_characters_are_no_part_of_a_record() -> None:
+    code = "```python def pots(x): return x + 1 ```"
+    reply = {"records": [record(code, [0]), record("Melanie signed up\u0007 for a\u001b pottery class.", [0])]}
+    encoded, _ = run(reply | {"disambiguation_context": ""}, full=True, dates=False)
+    assert [r.text for r in encoded.records] == ["Melanie signed up for a pottery class."]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from lychee_local.errors import BadInput
 from lychee_local.segment import (
     Segmenter,
     boundary_signals,
@@ -405,3 +407,21 @@ def test_splitting_always_ends_and_keeps_every_visible_character(text: str, limi
         assert all(char.isspace() for i, char in enumerate(text) if i not in covered)
     else:
         assert len(xs) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"history": -1}, {"history_min": 0}, {"history": 3, "history_min": 5}, {"bias": -800.0}, {"trigger": "often"}],
+)
+def test_settings_that_would_fail_later_are_refused_at_once(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        SegmentSettings(**wrong)
+
+
+def test_a_run_of_marks_takes_time_in_proportion_to_its_length() -> None:
+    def seconds(length: int) -> float:
+        began = time.process_time()
+        exchanges([Turn("s", 0, "!" * length)])
+        return time.process_time() - began
+
+    assert seconds(80_000) < 20 * max(seconds(20_000), 0.005)
