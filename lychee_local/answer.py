@@ -166,10 +166,8 @@ def answer_messages(
     """The answer prompt: the fixed rules first, so that their prefix is reused; the question last."""
     rules = (COMPACT_RULES if prompt_style == "compact" else FULL_RULES).format(nothing=NOTHING_FOUND)
     asked = " ".join(fence.quoted(question).split())
-    shown = serialise(
-        evidence, order=settings.evidence_order, dated=settings.evidence_dates, said=settings.evidence_said
-    )
-    parts = [shown]
+    order, dated, said = settings.evidence_order, settings.evidence_dates, settings.evidence_said
+    parts = [serialise(evidence, order=order, dated=dated, said=said)]
     if now is not None:
         parts.append(f"Today is {_day(now)}, {now:%A}.")
     if question_type == "personalized_advice":

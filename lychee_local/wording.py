@@ -33,6 +33,7 @@ def plan_by_rules(question: str, *, speakers: Collection[str], now: datetime | N
     """
     read = question[:_READ]
     kind: QuestionType = next((kind for kind, cue in _TYPE_CUES if cue.search(read)), "single")
+    concludes = _CONCLUSION.search(read) is not None
     named = lexicon.named(question, speakers)
     notes: list[str] = []
     when = _written_range(question, now.date() if now is not None else None, notes)
@@ -52,8 +53,8 @@ def plan_by_rules(question: str, *, speakers: Collection[str], now: datetime | N
         constraints=named,
         when=when,
         source="rules",
-        doubts=_doubts(question, kind, len(parts)),
-        concludes=_CONCLUSION.search(read) is not None,
+        doubts=_doubts(question, kind, len(parts), concludes=concludes),
+        concludes=concludes,
         note="; ".join(notes),
     )
 
@@ -163,12 +164,12 @@ _TWO_ENDS = re.compile(r"\bbetween\b|\bhow (?:many|much) \w+ (?:passed|later|ear
 LONG_QUESTION = 30  # words
 
 
-def _doubts(question: str, kind: QuestionType, parts: int) -> tuple[str, ...]:
+def _doubts(question: str, kind: QuestionType, parts: int, *, concludes: bool) -> tuple[str, ...]:
     """What a model that understands the question might plan better, in words for people; empty for most questions."""
     readable = question.isascii() or _CHINESE.search(question) is not None or language(question) == "english"
     found = {
         "its language is not one that the rules read": not readable,
-        "it asks for a conclusion, not for something that was said": _CONCLUSION.search(question) is not None,
+        "it asks for a conclusion, not for something that was said": concludes,
         "two things are compared, and the rules found one": parts == 1
         and (kind == "comparison" or (kind == "temporal" and _TWO_ENDS.search(question) is not None)),
         "it speaks of somebody without a name": _UNNAMED.search(question) is not None and not _NAME.search(question),

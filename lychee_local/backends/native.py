@@ -24,5 +24,6 @@ def settle() -> None:
 
 def processors() -> int:
     """How many processors this process may use."""
+    # llama-cpp-python's own default is half of them, which on a laptop of two is one.
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
