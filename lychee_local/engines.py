@@ -57,7 +57,8 @@ class Engines:
     def llm(self) -> LLM | None:
         """The language model, or None where this memory was opened without one."""
         if self._llm is None and self._llm_card is not None:
-            self._llm = load_llm(self._llm_card, self._path(self._llm_card))
+            path = self._path(self._llm_card)
+            self._llm = load_llm(self._llm_card, path, prefixes=self._home / "prefixes")
         return self._llm
 
     def require_llm_file(self) -> None:

@@ -25,13 +25,13 @@ from tiny_models import TINY, WORDS, make_bert, make_cross_encoder
 
 from lychee_local import cards
 from lychee_local.backends import LLM, Embedder, Reranker, Vectors
-from lychee_local.backends.batch import PROMPT_CHUNK
 from lychee_local.backends.bge import CrossEncoder
 from lychee_local.backends.constraint import constraint_schema
 from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, OverlapReranker
 from lychee_local.backends.llama import LlamaLLM
 from lychee_local.backends.load import load_embedder, load_llm
 from lychee_local.backends.output import is_looping
+from lychee_local.backends.prefixes import PROMPT_CHUNK
 from lychee_local.cards import Engine
 from lychee_local.errors import (
     BadInput,

@@ -10,9 +10,10 @@ import pytest
 from pydantic import BaseModel, Field, create_model, model_validator
 
 from lychee_local.backends import Job, Request, jobs
-from lychee_local.backends.batch import PROMPT_CHUNK, LlamaBatch
+from lychee_local.backends.batch import LlamaBatch
 from lychee_local.backends.fake import FakeCall, FakeLLM
 from lychee_local.backends.llama import LlamaLLM
+from lychee_local.backends.prefixes import PROMPT_CHUNK
 from lychee_local.errors import BadInput, GenerationFailed, ModelError, PromptTooLong
 from lychee_local.types import ChatMessage, Completion
 

@@ -22,13 +22,10 @@ from lychee_local.backends import Request
 from lychee_local.backends.chat import ChatTemplate
 from lychee_local.backends.constraint import ConstraintEngine
 from lychee_local.backends.output import DOCTOR_HINT, Output, Vocabulary
+from lychee_local.backends.prefixes import PREFIXES, PROMPT_CHUNK, Prefixes
 from lychee_local.errors import BadInput, GenerationFailed, ModelError, PromptTooLong
-from lychee_local.types import ChatMessage, Completion
+from lychee_local.types import Completion
 
-# A prompt is evaluated, and an evaluated prefix reused, in steps of this many tokens.
-PROMPT_CHUNK = 64
-# So many fixed beginnings of prompts are held: those of the encoder, the planner and the answerer, and one to spare.
-PREFIXES = 4
 # What the keys and values of one batch may take: sixteen segments of conversation on a model of 1.5 B.
 MEMORY_BYTES = 512 * 2**20
 # Room is kept for so many tokens of an output, which few exceed. Where several do at once and the room runs out, the
@@ -76,6 +73,7 @@ class LlamaBatch:
         template: ChatTemplate,
         engine: ConstraintEngine,
         vocabulary: Vocabulary,
+        prefixes: Prefixes,
         *,
         width: int,
         context: int,
@@ -89,6 +87,7 @@ class LlamaBatch:
         self._template = template
         self._engine = engine
         self._vocabulary = vocabulary
+        self._kept = prefixes
         self._context = context
         self._tickets = count()
         self._waiting: deque[_Sequence] = deque()
@@ -171,8 +170,8 @@ class LlamaBatch:
         return True
 
     def _prefix(self, new: _Sequence) -> _Prefix | None:
-        """The entry for what its prompt shares with others, empty until one of them was evaluated; None where it has no
-        system message, which is what our prompts keep fixed."""
+        """The entry for what its prompt shares with others: filled from what is kept of earlier batches, else empty
+        until one of them was evaluated. None where it has no system message, which is what our prompts keep fixed."""
         head = new.request.messages[0]
         if head.role != "system":
             return None
@@ -180,17 +179,23 @@ class LlamaBatch:
             if len(self._prefixes) == PREFIXES:
                 self._forget_prefixes()
             taken = {prefix.place for prefix in self._prefixes.values()}
-            self._prefixes[head.content] = _Prefix(next(place for place in self._shelf if place not in taken))
+            prefix = _Prefix(next(place for place in self._shelf if place not in taken))
+            shared = new.tokens[: self._kept.length(new.request.messages, new.tokens)]
+            if self._kept.has(shared) and self._kept.restore(self._native, prefix.place, shared):
+                prefix.tokens = shared
+            self._prefixes[head.content] = prefix
         return self._prefixes[head.content]
 
     def _keep_prefix(self, prefix: _Prefix, new: _Sequence) -> None:
-        """Whole chunks, and never the last token, whose logits are needed."""
-        other = self._template.tokens([new.request.messages[0], ChatMessage("user", "")])
-        same = next((i for i, (a, b) in enumerate(zip(new.tokens, other, strict=False)) if a != b), 0)
-        shared = min(same, len(new.tokens) - 1) // PROMPT_CHUNK * PROMPT_CHUNK
+        """What was evaluated with nothing beside it is kept for later batches and calls: its numbers are those of a
+        single call."""
+        shared = self._kept.length(new.request.messages, new.tokens)
+        if not shared:
+            return
         prefix.tokens = new.tokens[:shared]
-        if shared:
-            self._api.llama_memory_seq_cp(self._memory, new.place, prefix.place, 0, shared)
+        self._api.llama_memory_seq_cp(self._memory, new.place, prefix.place, 0, shared)
+        if self._active == [new] and len(self._prefixes) == 1:
+            self._kept.keep(self._native, prefix.place, prefix.tokens)
 
     def _forget_prefixes(self) -> None:
         for prefix in self._prefixes.values():

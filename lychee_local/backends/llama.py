@@ -24,11 +24,12 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lychee_local.backends.batch import MEMORY_BYTES, PROMPT_CHUNK, LlamaBatch, too_long
+from lychee_local.backends.batch import MEMORY_BYTES, LlamaBatch, too_long
 from lychee_local.backends.chat import ChatTemplate
 from lychee_local.backends.constraint import Constraint, ConstraintEngine
 from lychee_local.backends.native import processors, settle
 from lychee_local.backends.output import DOCTOR_HINT, Logits, Output, Vocabulary
+from lychee_local.backends.prefixes import PROMPT_CHUNK, Prefixes, made_by
 from lychee_local.errors import (
     BadInput,
     ConstraintNotApplied,
@@ -81,7 +82,9 @@ class LlamaLLM:
         seed: int = 0,
         prompt_style: Literal["full", "compact"] = "full",
         chat_format: str | None = None,
+        prefixes: Path | None = None,
     ) -> None:
+        """`prefixes` is a folder for the evaluated instructions of prompts, which then outlive the process."""
         path = Path(path)
         if context < 128:
             raise BadInput(f"a context of {context} tokens holds no prompt", hint="128 at least; 8192 is the default")
@@ -100,6 +103,12 @@ class LlamaLLM:
         self.prompt_style: Literal["full", "compact"] = prompt_style
         self._template = ChatTemplate(self._api, llama, chat_format)
         self._engine = ConstraintEngine(llama)
+        self._prefixes = Prefixes(
+            self._api,
+            self._template,
+            made_by=made_by(self._api, path, threads=llama.n_threads),
+            folder=prefixes,
+        )
         self.proof = self._prove()
 
     def count(self, messages: Sequence[ChatMessage]) -> int:
@@ -135,7 +144,7 @@ class LlamaLLM:
             self._generating = True
             try:
                 constraint = None if schema is None else self._engine.constraint(schema)
-                cached = self._evaluate_prompt(tokens)
+                cached = self._evaluate_prompt(tokens, self._prefixes.length(messages, tokens))
                 output = self._generate(max_tokens, constraint, on_text)
             finally:
                 self._generating = False
@@ -160,6 +169,7 @@ class LlamaLLM:
                     self._template,
                     self._engine,
                     self._vocabulary,
+                    self._prefixes,
                     width=width,
                     context=self.context,
                     threads=self._llama.n_threads,
@@ -193,17 +203,24 @@ class LlamaLLM:
         self._require_open()
         return self._template.tokens(messages)
 
-    def _evaluate_prompt(self, tokens: list[int]) -> int:
-        """Evaluate what the context does not hold already; return how many tokens it held."""
+    def _evaluate_prompt(self, tokens: list[int], fixed: int) -> int:
+        """Evaluate what the context does not hold already, and what of the first `fixed` tokens is not kept from an
+        earlier call; return how many tokens need not be evaluated."""
         shared = self._shared_prefix(tokens)
         memory = self._api.llama_get_memory(self._llama.ctx)
-        if shared == 0 or not self._api.llama_memory_seq_rm(memory, 0, shared, -1):
+        if shared < fixed and self._prefixes.has(tokens[:fixed]):
+            restored = self._prefixes.restore(self._llama.ctx, 0, tokens[:fixed])
+            shared = fixed if restored else 0
+            self._llama.input_ids[:shared] = tokens[:shared]
+        elif shared == 0 or not self._api.llama_memory_seq_rm(memory, 0, shared, -1):
             # Models with a recurrent state cannot step back: they start over.
             self._llama.reset()
             shared = 0
         self._llama.n_tokens = self._prompt_held = shared
         for start in range(shared, len(tokens), PROMPT_CHUNK):
             self._evaluate(tokens[start : start + PROMPT_CHUNK])
+            if start + PROMPT_CHUNK == fixed:
+                self._prefixes.keep(self._llama.ctx, 0, tokens[:fixed])
         self._prompt_held = len(tokens)
         return shared
 

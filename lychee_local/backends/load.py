@@ -19,8 +19,16 @@ CONTEXT = 8192
 RERANK_LENGTH = 512
 
 
-def load_llm(card: Card, path: Path, *, context: int | None = None, threads: int | None = None) -> LlamaLLM:
-    """The model of a card from its GGUF file at `path`, with at most `context` tokens (None: 8,192).
+def load_llm(
+    card: Card,
+    path: Path,
+    *,
+    context: int | None = None,
+    threads: int | None = None,
+    prefixes: Path | None = None,
+) -> LlamaLLM:
+    """The model of a card from its GGUF file at `path`, with at most `context` tokens (None: 8,192); `prefixes` is the
+    folder where the evaluated instructions of its prompts are kept.
 
     Raises:
         ModelMissing, ModelDamaged, ConstraintNotApplied: see `LlamaLLM`.
@@ -33,6 +41,7 @@ def load_llm(card: Card, path: Path, *, context: int | None = None, threads: int
         threads=threads,
         prompt_style=card.prompt_style,
         chat_format=card.chat_format,
+        prefixes=prefixes,
     )
 
 
