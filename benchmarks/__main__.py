@@ -1,7 +1,8 @@
 """Run a benchmark: prints a table for people, then one JSON line for programs.
 
 python -m benchmarks run locomo|longmemeval|lines --data FILE --method NAME [--no-llm] --out DIR
-    [--conversations ID ...] [--categories NAME ...] [--sample N --seed S] [--limit N] [--budget TOKENS] [--workers N]
+    [--conversations ID ...] [--categories NAME ...] [--sample N --seed S] [--limit N] [--budget TOKENS]
+    [--workers N] [--executor processes|ray] [--address HOST:PORT] [--threads N]
     [--peer-python PYTHON] [--server-python PYTHON] [--peer-patience SECONDS]
 python -m benchmarks construct locomo --data FILE [--conversations ID ...] [--sessions N]
     --encoder verbatim|rules|CARD [--prompt ours|plain] [--without PART ...] [--width N] --out DIR
@@ -21,7 +22,8 @@ import dataclasses
 import json
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from benchmarks import construction, datasets, encoders, judging, locomo, methods, report, runs, tables, verify
@@ -33,6 +35,7 @@ from benchmarks.vectors import StoredVectors
 from lychee_local.backends.load import load_embedder
 from lychee_local.cards import default_home
 from lychee_local.errors import LycheeError
+from lychee_local.executors import Executor, Processes, Ray
 from lychee_local.settings import EncodeSettings
 
 # The embedder under which facts count as covered.
@@ -106,6 +109,9 @@ def _options_of_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--server-python", type=Path, default=None, help="the python that has the group peer-server")
     run.add_argument("--peer-patience", type=float, default=1_800.0, help="seconds that a reply of a peer may take")
     run.add_argument("--workers", type=int, default=1, help="conversations at a time, each in a process")
+    run.add_argument("--executor", choices=["processes", "ray"], default="processes", help="where the work runs")
+    run.add_argument("--address", default=None, help="the head of a Ray cluster, HOST:PORT; default: one of our own")
+    run.add_argument("--threads", type=int, default=None, help="Ray: processors for each conversation; default: all")
 
 
 def _methods(_: argparse.Namespace) -> None:
@@ -139,9 +145,22 @@ def _run(options: argparse.Namespace) -> Result:
         options.server_python,
         peer_patience=options.peer_patience,
     )
-    summary = runs.run(setup, places, workers=options.workers, say=_say, on_problem=warn)
+    with _executor(options) as executor:
+        summary = runs.run(setup, places, executor=executor, say=_say, on_problem=warn)
     tables.show(summary)
     return summary
+
+
+@contextmanager
+def _executor(options: argparse.Namespace) -> Iterator[Executor | None]:
+    """Where the questions are asked; None for this process."""
+    if options.executor == "ray":
+        with closing(Ray(address=options.address, threads=options.threads)) as cluster:
+            yield cluster
+    elif options.address is not None or options.threads is not None:
+        raise ValueError("--address and --threads go with --executor ray")
+    else:
+        yield None if options.workers == 1 else Processes(options.workers)
 
 
 def _say(told: str) -> None:

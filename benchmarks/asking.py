@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +30,9 @@ from lychee_local import Memory
 from lychee_local import answer as answering
 from lychee_local.errors import LycheeError
 from lychee_local.lexicon import prompt_tokens
-from lychee_local.types import Evidence, Plan, Usage
+from lychee_local.types import Evidence, Plan, Progress, Usage
+
+TELL_SECONDS = 30.0
 
 
 @cache
@@ -108,7 +111,7 @@ def _build(setup: Setup, asked: Method, home: Path, conversation: Conversation, 
         memory.remember(conversation.messages, encode=False)
         if asked.records:
             memory.flush(encode=False)
-            memory.consolidate()
+            memory.consolidate(on_progress=_Told(conversation.id))
         stats = memory.stats()
         segments = memory.segments()
         encoded = stats.usage.get("encode")
@@ -124,6 +127,20 @@ def _build(setup: Setup, asked: Method, home: Path, conversation: Conversation, 
         "seconds_now": round(time.perf_counter() - began, 2),
         "peak_mb": _peak_mb(),
     }
+
+
+class _Told:
+    """Says about every half minute how far the encoding of a conversation is."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._said = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        if time.monotonic() - self._said > TELL_SECONDS:
+            done = f"{progress.done}/{progress.total} segments, {progress.records} records"
+            print(f"{self._name}: {done}, {progress.seconds:.0f} s", file=sys.stderr, flush=True)
+            self._said = time.monotonic()
 
 
 def store_name(setup: Setup, asked: Method, models: Models) -> str:

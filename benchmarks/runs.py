@@ -6,46 +6,47 @@ Owns the order of work. What has a line in the folder is not asked again, unless
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
 
 from benchmarks.asking import ask_all
 from benchmarks.folder import Line, claimed, kept, write
 from benchmarks.questions import Conversation, Report
 from benchmarks.setups import Places, Setup
 from benchmarks.tables import summarise, told
+from lychee_local.errors import LycheeError
+from lychee_local.executors import Executor, Lost
 
 Say = Callable[[str], None]
+# A conversation, and which of its questions are asked.
+_Task = tuple[Setup, Places, Conversation, frozenset[str]]
 
 
-def run(setup: Setup, places: Places, *, workers: int = 1, say: Say, on_problem: Report) -> Line:
-    """Ask every chosen question that has no answer in the folder yet; the summary of all.
+def run(setup: Setup, places: Places, *, executor: Executor | None = None, say: Say, on_problem: Report) -> Line:
+    """Ask every chosen question that has no answer in the folder yet, in this process or by `executor`; the summary of
+    all.
 
     Raises:
         ValueError: the folder holds another run or one that is under way, or the data cannot be used.
         ModelMissing: a model of the profile is not on this machine.
     """
-    if workers < 1:
-        raise ValueError(f"workers is {workers}; at least one is needed")
     chosen = setup.chosen(on_problem)  # what cannot be run claims no folder
     with claimed(setup, places):
-        return _run(setup, places, chosen, workers, say)
+        return _run(setup, places, chosen, executor, say)
 
 
-def _run(setup: Setup, places: Places, chosen: frozenset[str], workers: int, say: Say) -> Line:
+def _run(setup: Setup, places: Places, chosen: frozenset[str], executor: Executor | None, say: Say) -> Line:
     lines: dict[str, Line] = {}
     order: list[str] = []
 
-    def tasks() -> Iterator[tuple[Conversation, frozenset[str]]]:
+    def tasks() -> Iterator[_Task]:
         for conversation in setup.read(lambda _: None):
             wanted = [q.id for q in conversation.questions if q.id in chosen]
             order.extend(wanted)
             done = {i: line for i, line in kept(places.out, conversation.id).items() if not line["error"]}
             lines.update({i: done[i] for i in wanted if i in done})
             if missing := frozenset(wanted) - done.keys():
-                yield conversation, missing
+                yield setup, places, conversation, missing
 
-    for asked in _each(tasks(), setup, places, workers):
+    for asked in _each(tasks(), executor):
         for line in asked:
             lines[line["id"]] = line
             say(f"{len(lines)}/{len(chosen)} {told(line)}")
@@ -55,24 +56,25 @@ def _run(setup: Setup, places: Places, chosen: frozenset[str], workers: int, say
     return summary
 
 
-def _each(
-    tasks: Iterator[tuple[Conversation, frozenset[str]]], setup: Setup, places: Places, workers: int
-) -> Iterator[Iterable[Line]]:
-    """The new lines of each conversation: as they come with one worker, else conversation by conversation."""
-    if workers == 1:
-        for conversation, wanted in tasks:
-            yield ask_all(setup, places, conversation, wanted)
+def _each(tasks: Iterator[_Task], executor: Executor | None) -> Iterator[Iterable[Line]]:
+    """The new lines of each conversation: as they come in this process, else conversation by conversation.
+
+    Raises:
+        LycheeError: every process that asked one of the conversations was ended; the rest is asked, and kept.
+    """
+    if executor is None:
+        yield from (ask_all(*task) for task in tasks)
         return
-    waiting: set[Future[list[Line]]] = set()
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for conversation, wanted in tasks:
-            waiting.add(pool.submit(_all_lines, setup, places, conversation, wanted))
-            while len(waiting) >= 2 * workers:
-                done, waiting = wait(waiting, return_when="FIRST_COMPLETED")
-                yield from (future.result() for future in done)
-        for future in waiting:
-            yield future.result()
+    lost: dict[str, Lost] = {}
+    for (_, _, conversation, _), lines in executor.each(_all_lines, tasks):
+        if isinstance(lines, Lost):
+            lost[conversation.id] = lines
+        else:
+            yield lines
+    if lost:
+        names = ", ".join(lost)
+        raise LycheeError(f"{names}: {next(iter(lost.values())).reason}", hint="the same command asks what is missing")
 
 
-def _all_lines(setup: Setup, places: Places, conversation: Conversation, wanted: frozenset[str]) -> list[Line]:
-    return list(ask_all(setup, places, conversation, wanted))
+def _all_lines(task: _Task) -> list[Line]:
+    return list(ask_all(*task))

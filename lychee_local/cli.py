@@ -4,7 +4,8 @@ Owns options, exit codes and the one place where an error becomes a line. Reads 
 does, and the clock, which dates nothing there but the usage log. Heavy imports happen inside the commands, so that help
 and mistakes answer at once.
 
-Exit status: 0 done, 1 doctor found the main job impossible, 2 bad input, 3 the memory folder, 4 a model, 130 Ctrl-C.
+Exit status: 0 done, 1 doctor found the main job impossible or `fleet` failed for a user, 2 bad input, 3 the memory
+folder, 4 a model, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Annotated, TypeVar, get_args
 import typer
 from rich.text import Text
 
-from lychee_local import cli_encode, cli_models, cli_upkeep, intake, screen
+from lychee_local import cli_encode, cli_fleet, cli_models, cli_upkeep, intake, screen
 from lychee_local import explain as explanation
 from lychee_local.accounting import GROUPINGS
 from lychee_local.cli_encode import interruptible, language_model, opened
@@ -56,6 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 app.add_typer(cli_models.app, name="models")
+app.add_typer(cli_fleet.app, name="fleet")
 
 
 def _version(asked: bool) -> None:

@@ -25,9 +25,12 @@ class Engines:
         llm: LLM | str | None,
         embedder: Embedder | str,
         reranker: Reranker | str | None,
+        threads: int | None = None,
     ) -> None:
-        """Each model is an adapter, the name of a card, "auto" for the profile's, or None for none."""
+        """Each model is an adapter, the name of a card, "auto" for the profile's, or None for none. The LLM gets
+        `threads` of them, None for one on each processor of this process."""
         self._home = home
+        self._threads = threads
         chosen = cards.profile(profile)
         self._given = llm
         self._llm = None if isinstance(llm, str) else llm
@@ -58,7 +61,7 @@ class Engines:
         """The language model, or None where this memory was opened without one."""
         if self._llm is None and self._llm_card is not None:
             path = self._path(self._llm_card)
-            self._llm = load_llm(self._llm_card, path, prefixes=self._home / "prefixes")
+            self._llm = load_llm(self._llm_card, path, threads=self._threads, prefixes=self._home / "prefixes")
         return self._llm
 
     def require_llm_file(self) -> None:

@@ -132,9 +132,11 @@ def test_requests_of_every_kind_side_by_side(smollm2: LlamaLLM) -> None:
 
 @pytest.mark.model
 def test_what_each_cost(smollm2: LlamaLLM) -> None:
-    found = answers(smollm2, REQUESTS, width=2)
-    fixed = smollm2.count([SYSTEM, ChatMessage("user", "")])
-    for place, (asked, answer) in enumerate(zip(REQUESTS, found, strict=True)):
+    system = ChatMessage("system", f"{SYSTEM.content} Leave nothing out.")  # one that nothing has evaluated before
+    requests = [Request([system, asked.messages[1]], "encode", 24, Notes) for asked in REQUESTS]
+    found = answers(smollm2, requests, width=2)
+    fixed = smollm2.count([system, ChatMessage("user", "")])
+    for place, (asked, answer) in enumerate(zip(requests, found, strict=True)):
         assert isinstance(answer, Completion)
         usage = answer.usage
         assert usage.prompt_tokens == smollm2.count(asked.messages)

@@ -18,15 +18,16 @@ GROUPS = {
     " bearing wording negation",
     "models": "cards gguf fetch pull",
     "backends": "backends backends.batch backends.bert backends.bge backends.chat backends.constraint backends.fake"
-    " backends.folder backends.jobs backends.llama backends.load backends.native backends.output backends.sentences",
+    " backends.folder backends.jobs backends.llama backends.load backends.native backends.output backends.prefixes"
+    " backends.sentences",
     "store": "store store.archive store.arrival store.catalogue store.catchup store.check store.codec"
     " store.departure store.derived store.disk store.draft store.epoch store.forget store.graph"
     " store.living store.lock store.log store.manifest store.migrate store.nodes store.opening"
     " store.reembed store.remains store.repair store.residue store.salvage store.snapshot"
     " store.transaction store.vectors store.view store.words",
     "stages": "segment encode plan channels windows rank chain answer",
-    "memory": "intake engines accounting consolidation calibrate machine memory upkeep watch",
-    "surface": "screen explain cli cli_encode cli_models cli_upkeep demo doctor __main__",
+    "memory": "intake engines accounting consolidation calibrate machine memory upkeep watch executors fleet",
+    "surface": "screen explain cli cli_encode cli_fleet cli_models cli_upkeep demo doctor __main__",
 }
 MAY_KNOW = {
     "ground": {"ground"},

@@ -288,7 +288,9 @@ def _new_context(api: ModuleType, model: Any, width: int, cells: int, *, least: 
         params.n_batch = params.n_ubatch = PROMPT_CHUNK
         params.n_seq_max = width + PREFIXES
         params.kv_unified = True
-        params.flash_attn_type = 0
+        # All sequences lie in one cache. Plain attention multiplies each token with all of it and masks what belongs to
+        # others; flash attention skips that (benchmarks/LOG.md, "Attention in a batch").
+        params.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
         params.n_threads = params.n_threads_batch = threads
         native = api.llama_init_from_model(model, params)
         if native:

@@ -333,7 +333,13 @@ def _load(api: ModuleType, path: Path, context: int, threads: int, seed: int) ->
     _native_log.clear()
     try:
         return api.Llama(
-            model_path=str(path), n_ctx=context, n_threads=threads, n_threads_batch=threads, seed=seed, verbose=False
+            model_path=str(path),
+            n_ctx=context,
+            n_threads=threads,
+            n_threads_batch=threads,
+            flash_attn=True,  # as in a batch: an evaluated prefix serves both
+            seed=seed,
+            verbose=False,
         )
     except ValueError as error:
         raise ModelDamaged(

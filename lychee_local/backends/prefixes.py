@@ -123,16 +123,14 @@ class Prefixes:
         if path is None or self._folder is None:
             return
         draft = path.with_name(f"{path.name}.{os.getpid()}")
-        try:
+        # A disk that is full, or not ours to write, costs time alone: the state stays in memory, and the next process
+        # computes it again. What was written of the draft goes when there is room for others again.
+        with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             draft.touch(mode=0o600)
             draft.write_bytes(_MAGIC + _digest(key, state) + state)
             draft.replace(path)
             _make_room(self._folder)
-        except OSError:
-            # Full, or not ours to write. That costs time and nothing else: it stays in memory, and the next process
-            # computes it again. What was written of the draft goes when there is room again.
-            self._folder = None
 
     def _forget(self, key: bytes) -> None:
         self._states.pop(key, None)

@@ -32,7 +32,7 @@ from lychee_local.store.draft import Draft
 from lychee_local.store.epoch import Batch, damaged
 from lychee_local.store.forget import Report, Selection, victims
 from lychee_local.store.living import living
-from lychee_local.store.log import Log, no_memory, read_usage, require_memory
+from lychee_local.store.log import Log, memories, no_memory, read_usage, require_memory
 from lychee_local.store.manifest import EmbedderIdentity, Manifest, Precision, require_folder, user_folder
 from lychee_local.store.nodes import VECTOR_KINDS, label_text, nodes_of_encoding
 from lychee_local.store.opening import catch_up_if_free, readers_catalogue, writers_catalogue
@@ -72,6 +72,7 @@ __all__ = [
     "VectorHit",
     "check",
     "inspect",
+    "memories",
     "no_memory",
     "repair",
     "require_folder",

@@ -387,13 +387,17 @@ def require_memory(home: Path, user: str) -> None:
 
 def no_memory(name: str, path: Path) -> StoreError:
     """The error for a user who has none; its hint names those who have."""
-    known = users(path.parent)
+    known = _users(path.parent)
     hint = there_are(known) if known else "remember something first"
     return StoreError(f"there is no memory of {name!r} in {path}", hint=hint)
 
 
-def users(folder: Path) -> list[str]:
-    """Whose memories lie in the folder of all users, sorted; those whose manifest cannot be read are left out."""
+def memories(home: Path) -> list[str]:
+    """The users who have a memory below `home`, sorted; those whose manifest cannot be read are left out."""
+    return _users(home / "users")
+
+
+def _users(folder: Path) -> list[str]:
     names = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         with contextlib.suppress(StoreError, OSError):
