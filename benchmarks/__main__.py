@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if result is None:
         return 0
     print(json.dumps(result | {"environment": environment()}))
-    return 1 if result.get("same") is False else 0
+    return 1 if result.get("same") is False or result.get("errors") else 0
 
 
 def _parser() -> argparse.ArgumentParser:

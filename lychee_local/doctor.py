@@ -231,7 +231,8 @@ def _language_model(card: Card, home: Path, seconds: float, cpu: set[str]) -> It
     run = _run_model(card, home, seconds)
     amx = _amx(run.fact("build"), cpu)
     if run.finished:
-        speed = f"{run.fact('seconds')} s to load, {run.fact('speed')} tokens/s"
+        where = "on the GPU" if run.fact("gpu") else f"on {run.fact('threads')} threads"
+        speed = f"{run.fact('seconds')} s to load, {run.fact('speed')} tokens/s {where}, flash attention"
         yield Check("language model", "ok", f"{card.name}: {speed}{amx}")
         yield Check("JSON constraint", "ok", f"holds: {run.fact('proof')}")
     elif run.error == ConstraintNotApplied.__name__:
@@ -445,7 +446,7 @@ def _probe_llm(say: Say, card: Card, path: Path) -> None:
     say(seconds=round(time.monotonic() - began, 1), proof=llm.proof.text, step="generating")
     prompt = [ChatMessage("user", "Count from one to twenty, in words.")]
     usage = llm.complete(prompt, purpose="probe", max_tokens=8).usage
-    say(speed=round(usage.output_tokens / usage.seconds, 1))
+    say(speed=round(usage.output_tokens / usage.seconds, 1), threads=llm.threads, gpu=llm.gpu)
     llm.close()
 
 

@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -125,10 +126,19 @@ def _part(place: int, workers: int) -> tuple[int, ...]:
 
 
 def _settle(part: tuple[int, ...]) -> None:
-    """Before its first task: its processors; and Ctrl-C, which a terminal sends to all, is left to the parent."""
+    """Before its first task: its processors; Ctrl-C, which a terminal sends to all, is left to the parent; and its own end
+    where that is killed, since nobody would tell a worker that waits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if part:
         os.sched_setaffinity(0, part)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)  # in the middle of a task, which a task has to bear anyway
 
 
 class Ray:
@@ -183,7 +193,7 @@ class Ray:
                 try:
                     answer: B | Lost = ray.get(done)
                 except ray.exceptions.RayTaskError as error:
-                    raise error.cause from error
+                    raise _raised(error) from error
                 except ray.exceptions.RayError as error:
                     if tries < TRIES:
                         again.append((task, tries))
@@ -197,3 +207,14 @@ class Ray:
     def _places(self) -> int:
         """How many tasks the cluster can do at a time now; machines may come and go."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 0)) // self._threads)
+
+
+def _raised(error: Any) -> Exception:
+    """What a task raised on another machine; Ray itself raises there where it cannot import the task."""
+    cause: Exception = error.cause
+    if isinstance(cause, RuntimeError) and "failed to import on the worker" in str(cause):
+        reason = str(cause).strip().splitlines()[-1]
+        return LycheeError(
+            f"a machine of the cluster cannot do this work: {reason}", hint="install the same version on all of them"
+        )
+    return cause

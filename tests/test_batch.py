@@ -228,6 +228,8 @@ def test_a_model_that_is_closed_busy_or_asked_for_too_many(smollm2_path: Path) -
         pass
     with llm.batch(2), pytest.raises(ModelError, match="generating"):
         single(llm, Request([ChatMessage("user", "Hi")], "answer", 1))
+    with llm.batch(2) as batch, pytest.raises(BadInput, match="at least 1, not 0"):
+        batch.submit(Request([ChatMessage("user", "Hi")], "answer", 0))
     with llm.batch(2), pytest.raises(ModelError, match="generating"):
         llm.close()
     assert single(llm, Request([ChatMessage("user", "Hi")], "answer", 1)).usage.output_tokens == 1

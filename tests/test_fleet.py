@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,37 +42,34 @@ def talks(tmp_path: Path) -> Path:
 def two_machines() -> Iterator[Ray]:
     """A Ray cluster of two nodes, with one processor each."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install --group ray")
-    from ray.cluster_utils import Cluster  # type: ignore[import-not-found,unused-ignore]
+    from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    cluster: Any = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8}
-    )
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8}
+    cluster: Any = Cluster(initialize_head=True, head_node_args=head)  # type: ignore[no-untyped-call,unused-ignore]
     cluster.add_node(num_cpus=1, object_store_memory=10**8)
-    ray = Ray(address=cluster.address, threads=1)
     try:
-        yield ray
+        with closing(Ray(address=cluster.address, threads=1)) as ray:
+            yield ray
     finally:
-        ray.close()
         cluster.shutdown()
 
 
-@contextmanager
-def processes() -> Iterator[Processes]:
-    yield Processes(2)
-
-
-EXECUTORS = pytest.mark.parametrize(
-    "executor",
-    [
-        processes,
+@pytest.fixture(
+    params=[
+        "processes",
         # Ray leaves its log files and sockets open until the process ends.
-        pytest.param(
-            two_machines, marks=pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
-        ),
-    ],
+        pytest.param("ray", marks=pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")),
+    ]
 )
-Running = Callable[[], Any]
+def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
+    if request.param == "processes":
+        yield Processes(2)
+        return
+    # Its processes are started with this environment, and find the functions of this file through it.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with two_machines() as cluster:
+        yield cluster
 
 
 # --- the executors, on work of their own -----------------------------------------------------------------------------
@@ -98,27 +95,19 @@ def refusing(number: int) -> int:
     return number
 
 
-@EXECUTORS
-def test_tasks_are_done_again_where_their_process_is_killed(executor: Running, tmp_path: Path) -> None:
+def test_tasks_are_done_again_where_their_process_is_killed(executor: Executor, tmp_path: Path) -> None:
     """One is killed twice and then done, one every time; the others never notice. What is raised arrives."""
-    with executor() as where:
-        where = _executor(where)
-        assert sorted(where.each(doubled, range(20))) == [(n, 2 * n) for n in range(20)]
-        tasks = [(str(tmp_path / f"{deaths}-{n}"), deaths) for n, deaths in enumerate((0, 2, 0, 99, 0))]
-        found = dict(where.each(killed, tasks))
-        assert [found[task] for task in tasks if task[1] != 99] == [0, 2, 0, 0]
-        lost = found[tasks[3]]
-        assert isinstance(lost, Lost)
-        assert lost.tries == TRIES == (tmp_path / "99-3").stat().st_size
-        assert f"its process ended {TRIES} times" in lost.reason
-        with pytest.raises(BadInput, match="three is refused"):
-            list(where.each(refusing, range(9)))
-        assert list(where.each(doubled, [])) == []
-
-
-def _executor(where: Executor) -> Executor:
-    """Both are executors, says the type checker."""
-    return where
+    assert sorted(executor.each(doubled, range(20))) == [(n, 2 * n) for n in range(20)]
+    tasks = [(str(tmp_path / f"{deaths}-{n}"), deaths) for n, deaths in enumerate((0, 2, 0, 99, 0))]
+    found = dict(executor.each(killed, tasks))
+    assert [found[task] for task in tasks if task[1] != 99] == [0, 2, 0, 0]
+    lost = found[tasks[3]]
+    assert isinstance(lost, Lost)
+    assert lost.tries == TRIES == (tmp_path / "99-3").stat().st_size
+    assert f"its process ended {TRIES} times" in lost.reason
+    with pytest.raises(BadInput, match="three is refused"):
+        list(executor.each(refusing, range(9)))
+    assert list(executor.each(doubled, [])) == []
 
 
 def test_a_number_of_workers_below_one_is_refused() -> None:
@@ -140,24 +129,23 @@ def everything(home: Path) -> dict[str, Any]:
 
 
 @pytest.mark.model
-@EXECUTORS
 def test_every_executor_makes_the_memories_that_one_process_makes(
-    executor: Running, models: Path, talks: Path, tmp_path: Path
+    executor: Executor, models: Path, talks: Path, tmp_path: Path
 ) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "models").symlink_to(models / "models")
-    for home, run in ((alone, lambda work: [fleet.perform(job) for job in work]), (models, None)):
-        with executor() as where:
-            for verb in fleet.VERBS:
-                work = fleet.jobs(verb, home=home, folder=talks if verb == "import" else None, profile="tiny")
-                done = run(work) if run else list(fleet.run(work, where))
-                assert {o.user: o.error for o in done} == dict.fromkeys(TALKS, "")
-                if verb == "import":
-                    assert sum(o.turns for o in done) == 5
-                if verb == "consolidate":
-                    assert all(o.records for o in done)
-                    assert not any(o.pending for o in done)
+    for verb in fleet.VERBS:
+        folder = talks if verb == "import" else None
+        for job in fleet.jobs(verb, home=alone, folder=folder, profile="tiny"):
+            assert fleet.perform(job).error == ""
+        done = list(fleet.run(fleet.jobs(verb, home=models, folder=folder, profile="tiny"), executor))
+        assert {o.user: o.error for o in done} == dict.fromkeys(TALKS, "")
+        if verb == "import":
+            assert sum(o.turns for o in done) == 5
+        if verb == "consolidate":
+            assert all(o.records for o in done)
+            assert not any(o.pending for o in done)
     assert everything(models) == everything(alone)
 
 
@@ -213,9 +201,20 @@ def test_a_user_who_is_not_there_is_named(lychee: Lychee, models: Path, talks: P
     assert f"there is no 'dan' in {talks} (there are: ana, bob, chi)" in done.err
 
 
-@pytest.mark.model
-def test_an_interrupted_fleet_leaves_no_process_and_goes_on(models: Path, talks: Path) -> None:
-    """Ctrl-C comes to the parent alone here, which is the harder case: its workers have to be ended."""
+def ends(group: int) -> bool:
+    """Whether the last process of a group is gone, at once or soon."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def importing(models: Path, talks: Path) -> tuple[subprocess.Popen[str], list[str], dict[str, str]]:
+    """An import of 43 users by two workers, of whom some are done; its command and environment."""
     for n in range(40):
         (talks / f"user{n}.jsonl").write_text((talks / "ana.jsonl").read_text(encoding="utf-8"), encoding="utf-8")
     command = [sys.executable, "-m", "lychee_local", "fleet", "import", str(talks), "--workers", "2"]
@@ -226,11 +225,25 @@ def test_an_interrupted_fleet_leaves_no_process_and_goes_on(models: Path, talks:
         assert running.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return running, command, environment
+
+
+@pytest.mark.model
+def test_an_interrupted_fleet_leaves_no_process_and_goes_on(models: Path, talks: Path) -> None:
+    """Ctrl-C comes to the parent alone here, which is the harder case: its workers have to be ended."""
+    running, command, environment = importing(models, talks)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "of 43 users are done; the same command goes on" in said
-    with pytest.raises(ProcessLookupError):  # nobody is left of its session
-        os.killpg(running.pid, 0)
+    assert ends(running.pid)
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     assert len(done.stdout.splitlines()) == 44
+
+
+@pytest.mark.model
+def test_a_killed_fleet_leaves_no_process(models: Path, talks: Path) -> None:
+    running, _, _ = importing(models, talks)
+    running.kill()
+    running.communicate(timeout=60)
+    assert ends(running.pid)

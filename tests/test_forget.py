@@ -320,9 +320,10 @@ def test_a_word_of_reporting_is_no_trace_of_a_forgotten_turn(tmp_path: Path) -> 
                 tx.add_segments([segment_of([turn])])
             segments.append(segment_of([turn]))
         plain: dict[str, Any] = {"entities": (), "tags": ()}
-        encode(store, segments[1], [some_record(segments[1], 'Ana said: "We have two kids"', **plain)], "")
+        encode(store, segments[1], [some_record(segments[1], 'Ana said: "We have two kids"', **plain)], "Ana said so")
         assert store.erase(Selection(turns=("turn:S:0",))).waiting == ()
         assert len(store.records()) == 1
+        assert store.note("S") == "Ana said so"
 
 
 def test_a_note_stays_that_says_nothing_of_it(tmp_path: Path) -> None:

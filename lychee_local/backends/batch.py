@@ -107,6 +107,7 @@ class LlamaBatch:
         self._api.llama_free(self._native)
 
     def submit(self, request: Request) -> int:
+        require_room(request.max_tokens)
         ticket = next(self._tickets)
         tokens = self._template.tokens(request.messages)
         if len(tokens) + request.max_tokens > self._context:
@@ -265,6 +266,15 @@ class LlamaBatch:
         self._api.llama_memory_clear(self._memory, True)
         self._prefixes.clear()
         return False
+
+
+def require_room(max_tokens: int) -> None:
+    """
+    Raises:
+        BadInput: an output of no tokens is asked for.
+    """
+    if max_tokens < 1:
+        raise BadInput(f"max_tokens must be at least 1, not {max_tokens}")
 
 
 def too_long(model: str, prompt_tokens: int, max_tokens: int, context: int) -> PromptTooLong:

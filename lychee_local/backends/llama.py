@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lychee_local.backends.batch import MEMORY_BYTES, LlamaBatch, too_long
+from lychee_local.backends.batch import MEMORY_BYTES, LlamaBatch, require_room, too_long
 from lychee_local.backends.chat import ChatTemplate
 from lychee_local.backends.constraint import Constraint, ConstraintEngine
 from lychee_local.backends.native import processors, settle
@@ -98,6 +98,8 @@ class LlamaLLM:
         self._generating = False
         self._prompt_held = 0  # tokens of the last prompt that the context still holds
         self.name = name
+        self.threads: int = llama.n_threads
+        self.gpu: bool = self._api.llama_supports_gpu_offload()
         self._vocabulary = Vocabulary(self._api, llama, name)
         self.context = min(context, self._api.llama_model_n_ctx_train(llama.model))
         self.prompt_style: Literal["full", "compact"] = prompt_style
@@ -106,7 +108,7 @@ class LlamaLLM:
         self._prefixes = Prefixes(
             self._api,
             self._template,
-            made_by=made_by(self._api, path, threads=llama.n_threads),
+            made_by=made_by(self._api, path, threads=self.threads),
             folder=prefixes,
         )
         self.proof = self._prove()
@@ -133,8 +135,7 @@ class LlamaLLM:
             GenerationFailed: llama.cpp failed, or the complete JSON breaks a rule of the schema that no grammar holds.
             ModelError: the object is closed, or `on_text` called it again.
         """
-        if max_tokens < 1:
-            raise BadInput(f"max_tokens must be at least 1, not {max_tokens}")
+        require_room(max_tokens)
         started = time.perf_counter()
         with self._lock:
             tokens = self._tokens(messages)
@@ -172,7 +173,7 @@ class LlamaLLM:
                     self._prefixes,
                     width=width,
                     context=self.context,
-                    threads=self._llama.n_threads,
+                    threads=self.threads,
                     memory_bytes=memory_bytes,
                 )
                 try:
@@ -337,6 +338,8 @@ def _load(api: ModuleType, path: Path, context: int, threads: int, seed: int) ->
             n_ctx=context,
             n_threads=threads,
             n_threads_batch=threads,
+            # All layers where this build has a GPU: which build it is, is the choice of who installed it.
+            n_gpu_layers=-1 if api.llama_supports_gpu_offload() else 0,
             flash_attn=True,  # as in a batch: an evaluated prefix serves both
             seed=seed,
             verbose=False,

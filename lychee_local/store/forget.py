@@ -179,12 +179,12 @@ class _Search:
         say; notes that do are blanked."""
         said: set[str] = set()
         for number in gone.values():
-            said.update(terms(self._catalogue.turn(number).line))
+            said |= words_of(self._catalogue.turn(number).line)
         for number in left:
-            said.difference_update(terms(self._catalogue.turn(number).line))
+            said -= words_of(self._catalogue.turn(number).line)
         found = []
         for number, records in self._catalogue.encoded(session).items():
-            if any(not gone.keys().isdisjoint(r.turns) or not said.isdisjoint(words_of(_words(r))) for r in records):
+            if any(not gone.keys().isdisjoint(r.turns) or not said.isdisjoint(terms(_words(r))) for r in records):
                 found.append(self._catalogue.segment(number))
                 self._withdraw(found[-1])
         for encoding in self._catalogue.noted(session):
