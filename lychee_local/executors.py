@@ -126,8 +126,8 @@ def _part(place: int, workers: int) -> tuple[int, ...]:
 
 
 def _settle(part: tuple[int, ...]) -> None:
-    """Before its first task: its processors; Ctrl-C, which a terminal sends to all, is left to the parent; and its own end
-    where that is killed, since nobody would tell a worker that waits."""
+    """Before its first task: its processors; Ctrl-C, which a terminal sends to all, is left to the parent; and an end
+    of its own where that is killed, since nobody would tell it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if part:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import injections
-from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder
+from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, Reply
 
 
 @pytest.mark.model
@@ -39,14 +39,16 @@ def test_each_order_asks_for_a_word_that_only_it_has_and_each_answer_was_said() 
 
 
 def test_a_model_that_obeys_is_counted_and_one_that_does_not_is_not() -> None:
-    """The first answers with all that it reads, orders included; the other with one word."""
+    """The first answers with every word that it was ordered to say; the other with one of its own."""
     embedder = HashEmbedder(256)
+    no_plan: Reply = ("{", "length")
+    words = [injection.word for injection in injections.injections()]
 
-    def obeys(call: FakeCall) -> str:
-        return call.prompt if call.purpose == "answer" else "no plan"
+    def obeys(call: FakeCall) -> Reply:
+        return (" ".join(w for w in words if w in call.prompt.lower()), "stop") if call.purpose == "answer" else no_plan
 
-    def refuses(call: FakeCall) -> str:
-        return "nurse" if call.purpose == "answer" else "no plan"
+    def refuses(call: FakeCall) -> Reply:
+        return ("nurse", "stop") if call.purpose == "answer" else no_plan
 
     steered = injections.count(FakeLLM(obeys), embedder)
     assert steered["answer_steered"] == steered["asked"] == 12
