@@ -33,7 +33,8 @@ class _Memory(BaseModel):
 
 class _Memories(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    records: Annotated[list[_Memory], Field(max_length=24)]
+    # At least one: asked this way, Qwen 1.5B says that there is nothing to remember (benchmarks/LOG.md).
+    records: Annotated[list[_Memory], Field(min_length=1, max_length=24)]
 
 
 _Encoding = tuple[str, tuple[Record, ...], tuple[Usage, ...]]  # of the segment with this id
