@@ -101,9 +101,13 @@ class _Worker:
         self._pid: Future[int] | None = None
 
     def submit(self, work: Callable[[A], B], task: A) -> Future[B]:
-        if self._pid is None:
-            self._pid = self.pool.submit(os.getpid)
-        return self.pool.submit(work, task)
+        try:
+            if self._pid is None:
+                self._pid = self.pool.submit(os.getpid)
+            return self.pool.submit(work, task)
+        except BrokenProcessPool:  # it was killed while it waited
+            self.begin_anew()
+            return self.submit(work, task)
 
     def kill(self) -> None:
         """End it in the middle of a task, which a task has to bear anyway."""
@@ -148,7 +152,7 @@ class Ray:
     under the same paths. Nothing is sent but tasks and answers; Ray's own report of its use is switched off.
 
     Raises:
-        LycheeError: Ray is not installed, or there is no cluster at `address`.
+        LycheeError: Ray is not installed, there is no cluster at `address`, or none of its machines is large enough.
     """
 
     def __init__(self, *, address: str | None = None, threads: int | None = None) -> None:
@@ -165,6 +169,13 @@ class Ray:
                 ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise LycheeError(f"no Ray cluster answers at {address}: {error}", hint="run: ray status") from error
+        largest = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
+        if largest < self._threads:  # Ray would wait for such a machine for ever
+            self.close()
+            raise LycheeError(
+                f"a task gets {self._threads} processors, and no machine of the cluster has more than {largest}",
+                hint=f"say --threads {largest}, or less",
+            )
 
     def close(self) -> None:
         """Leave the cluster; one that was begun here ends."""

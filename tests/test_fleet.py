@@ -17,7 +17,7 @@ import pytest
 from terminal import Lychee
 
 from lychee_local import fleet
-from lychee_local.errors import BadInput
+from lychee_local.errors import BadInput, LycheeError
 from lychee_local.executors import TRIES, Executor, Lost, Processes, Ray
 from lychee_local.memory import Memory
 
@@ -89,6 +89,10 @@ def killed(task: tuple[str, int]) -> int:
     return deaths
 
 
+def pid(_: int) -> int:
+    return os.getpid()
+
+
 def refusing(number: int) -> int:
     if number == 3:
         raise BadInput("three is refused")
@@ -108,6 +112,25 @@ def test_tasks_are_done_again_where_their_process_is_killed(executor: Executor, 
     with pytest.raises(BadInput, match="three is refused"):
         list(executor.each(refusing, range(9)))
     assert list(executor.each(doubled, [])) == []
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
+def test_a_task_that_no_machine_is_large_enough_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with two_machines() as cluster, pytest.raises(LycheeError, match=r"64 processors, and no machine .* more than 1 "):
+        Ray(threads=64)
+    assert cluster
+
+
+def test_a_worker_that_was_killed_while_it_waited_is_replaced(tmp_path: Path) -> None:
+    tasks = Processes(1).each(pid, (0, 1))
+    _, first = next(tasks)
+    assert isinstance(first, int)
+    os.kill(first, signal.SIGKILL)
+    time.sleep(0.5)
+    [(_, second)] = list(tasks)
+    assert isinstance(second, int)
+    assert second != first
 
 
 def test_a_number_of_workers_below_one_is_refused() -> None:

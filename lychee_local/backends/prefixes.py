@@ -136,7 +136,8 @@ class Prefixes:
         self._states.pop(key, None)
         path = self._path(key)
         if path is not None:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # not ours to remove; it is not trusted the next time either
+                path.unlink(missing_ok=True)
 
 
 def made_by(api: ModuleType, model: Path, *, threads: int) -> str:
