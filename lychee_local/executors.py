@@ -169,7 +169,7 @@ class Ray:
                 ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise LycheeError(f"no Ray cluster answers at {address}: {error}", hint="run: ray status") from error
-        largest = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
+        largest = max((int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]), default=0)
         if largest < self._threads:  # Ray would wait for such a machine for ever
             self.close()
             raise LycheeError(

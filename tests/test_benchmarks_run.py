@@ -7,20 +7,23 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import folder, methods, tables
+from benchmarks import folder, methods, runs, tables
 from benchmarks.__main__ import main
 from benchmarks.baselines import Transcript
 from benchmarks.methods import METHODS, Shows
 from benchmarks.questions import Question
+from benchmarks.setups import Places, Setup
 from lychee_local import Memory, Message
 from lychee_local.backends.fake import HashEmbedder, OverlapReranker
+from lychee_local.errors import LycheeError
+from lychee_local.executors import Lost
 from lychee_local.lexicon import prompt_tokens
 
 AT = datetime(2024, 5, 1, 9)
@@ -200,14 +203,41 @@ def test_what_a_kill_left_of_a_line_goes_and_an_error_is_asked_again(
 
 @pytest.mark.model
 @pytest.mark.usefixtures("minilm_path")
-def test_several_workers_find_what_one_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")  # Ray's own
+@pytest.mark.parametrize("where", [["--workers", "2"], ["--executor", "ray", "--threads", "1"]])
+def test_other_processes_find_what_one_finds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], where: list[str]
+) -> None:
+    if "ray" in where:
+        pytest.importorskip("ray", reason="Ray is not installed: pip install --group ray")
     data = lines_file(tmp_path / "data.jsonl", conversations=3)
-    for name, workers in (("one", "1"), ("two", "2")):
-        assert main(command(data, tmp_path / name, "--no-llm", "--workers", workers)) == 0
+    for name, extra in (("one", []), ("two", where)):
+        assert main(command(data, tmp_path / name, "--no-llm", *extra)) == 0
     capsys.readouterr()
     one, two = ([timeless(line) for line in folder.lines(tmp_path / name)] for name in ("one", "two"))
     assert one == two
     assert len(one) == 12
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("minilm_path")
+def test_a_conversation_that_no_process_survives_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    data, out = lines_file(tmp_path / "data.jsonl", conversations=2), tmp_path / "out"
+    asked = Setup("lines", str(data), "bm25", profile="tiny", records="rules", answers=False)
+    places = Places(out, tmp_path / "stores")
+
+    class KillsA:
+        """Does the work here, but for the conversation a, under which every process ends."""
+
+        def each(self, work: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+            for task in tasks:
+                yield task, Lost("its process ended 3 times") if task[2].id == "a" else work(task)
+
+    with pytest.raises(LycheeError, match="a: its process ended 3 times"):
+        runs.run(asked, places, executor=KillsA(), say=lambda _: None, on_problem=lambda _: None)
+    assert {line["conversation"] for line in folder.lines(out)} == {"b"}
+    runs.run(asked, places, say=lambda _: None, on_problem=lambda _: None)
+    assert len(folder.lines(out)) == 8
 
 
 @pytest.mark.model
