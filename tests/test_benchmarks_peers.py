@@ -568,7 +568,7 @@ def test_a_peer_that_was_cut_begins_anew_and_says_so(
 def test_a_question_that_kills_the_peer_is_an_error_and_the_next_is_asked(tmp_path: Path, toy_method: None) -> None:
     ready = tmp_path / "ready"
     path = data(tmp_path, turns=["One."], questions=[(f"die until there is: {ready}", ["s1:1"]), ("one", ["s1:1"])])
-    assert run(path) == 0
+    assert run(path) == 1
     failed, found = lines(path, "questions/toy.1.jsonl")
     assert failed["error"].startswith("PeerFailed: toy_peer died when asked to evidence")
     assert "scores" not in failed

@@ -22,6 +22,7 @@ import ctypes
 def llama_log_callback(function): return function
 def llama_log_set(callback, data): pass
 def llama_print_system_info(): return b"CPU : AVX2 = 1 | AMX_INT8 = 1 | "
+def llama_supports_gpu_offload(): return False
 class Llama:
     def __init__(self, **options): ctypes.string_at(0)
 """
