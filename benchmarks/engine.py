@@ -15,7 +15,7 @@ import ctypes
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 
 from benchmarks.environment import environment
 from lychee_local.backends.native import processors, settle
+from lychee_local.backends.prefixes import PROMPT_CHUNK
 
 STEPS = 3  # of which the fastest counts: another process costs time and never saves it
 AHEAD = (1, 2, 3, 4, 5, 8, 16)
@@ -36,8 +37,8 @@ class Engine:
     flash: bool = True
     unified: bool = True
     cache: str = "F16"
-    chunk: int = 64
-    threads: int = 0
+    chunk: int = PROMPT_CHUNK
+    threads: int = field(default_factory=processors)
 
 
 class Context:
@@ -53,7 +54,7 @@ class Context:
         params.kv_unified = engine.unified
         params.flash_attn_type = int(engine.flash)
         params.type_k = params.type_v = getattr(api, f"GGML_TYPE_{engine.cache}")
-        params.n_threads = params.n_threads_batch = engine.threads or processors()
+        params.n_threads = params.n_threads_batch = engine.threads
         self._native = api.llama_init_from_model(model, params)
         if not self._native:
             raise ValueError(f"llama.cpp refuses {engine}")
@@ -163,7 +164,7 @@ def main() -> None:
         raise SystemExit(f"llama.cpp cannot load {options.model}")
     vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
     tokens = np.random.default_rng(0).integers(vocabulary // 2, size=options.filled).tolist()
-    shipped = Engine(threads=processors())
+    shipped = Engine()
     engines = {
         "shipped": shipped,
         "no flash attention": replace(shipped, flash=False),

@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from lychee_local.backends.native import processors
 from lychee_local.errors import BadInput, LycheeError
@@ -44,6 +44,28 @@ class Executor(Protocol):
         ...
 
 
+class _Tasks(Generic[A]):
+    """Tasks, each with the number of the try; one whose process ended under it comes again, `TRIES` times in all."""
+
+    def __init__(self, tasks: Iterable[A]) -> None:
+        self._waiting = iter(tasks)
+        self._again: list[tuple[A, int]] = []
+
+    def take(self) -> tuple[A, int] | None:
+        """The next one, None where none waits."""
+        if self._again:
+            return self._again.pop()
+        task = next(self._waiting, None)
+        return None if task is None else (task, 1)
+
+    def lose(self, task: A, tries: int, reason: str) -> Lost | None:
+        """Put one back whose process ended; what comes instead of its answer where that was its last try."""
+        if tries == TRIES:
+            return Lost(f"its process ended {TRIES} times: {reason}")
+        self._again.append((task, tries + 1))
+        return None
+
+
 class Processes:
     """`workers` processes of this machine, which share its processors evenly."""
 
@@ -53,19 +75,15 @@ class Processes:
         self._workers = workers
 
     def each(self, work: Callable[[A], B], tasks: Iterable[A]) -> Iterator[tuple[A, B | Lost]]:
-        waiting = iter(tasks)
-        again: list[tuple[A, int]] = []
+        queue = _Tasks(tasks)
         # One pool for each worker: where one process dies, its own task is known, and the others go on.
         free = [_Worker(place, self._workers) for place in range(self._workers)]
         busy: dict[Future[B], tuple[_Worker, A, int]] = {}
         try:
             while True:
-                while free:
-                    task, tries = again.pop() if again else (next(waiting, None), 0)
-                    if task is None:
-                        break
+                while free and (taken := queue.take()) is not None:
                     worker = free.pop()
-                    busy[worker.submit(work, task)] = worker, task, tries + 1
+                    busy[worker.submit(work, taken[0])] = worker, *taken
                 if not busy:
                     return
                 for future in wait(busy, return_when=FIRST_COMPLETED).done:
@@ -75,10 +93,10 @@ class Processes:
                         answer: B | Lost = future.result()
                     except BrokenProcessPool:
                         worker.begin_anew()
-                        if tries < TRIES:
-                            again.append((task, tries))
+                        lost = queue.lose(task, tries, "killed, or out of memory")
+                        if lost is None:
                             continue
-                        answer = Lost(f"its process ended {TRIES} times: killed, or out of memory")
+                        answer = lost
                     yield task, answer
         finally:
             for worker, _, _ in busy.values():
@@ -186,17 +204,13 @@ class Ray:
         ray = self._ray
         # Retries are counted here, so that they are the same in both executors and can be told.
         remote = ray.remote(num_cpus=self._threads, max_retries=0)(work)
-        waiting = iter(tasks)
+        queue = _Tasks(tasks)
         busy: dict[Any, tuple[A, int]] = {}
-        again: list[tuple[A, int]] = []
         try:
             while True:
                 # Twice as many as there are places: a free one finds its next task waiting.
-                while len(busy) < 2 * self._places():
-                    task, tries = again.pop() if again else (next(waiting, None), 0)
-                    if task is None:
-                        break
-                    busy[remote.remote(task)] = task, tries + 1
+                while len(busy) < 2 * self._places() and (taken := queue.take()) is not None:
+                    busy[remote.remote(taken[0])] = taken
                 if not busy:
                     return
                 [done], _ = ray.wait(list(busy), num_returns=1)
@@ -206,10 +220,10 @@ class Ray:
                 except ray.exceptions.RayTaskError as error:
                     raise _raised(error) from error
                 except ray.exceptions.RayError as error:
-                    if tries < TRIES:
-                        again.append((task, tries))
+                    lost = queue.lose(task, tries, " ".join(str(error).split())[:200])
+                    if lost is None:
                         continue
-                    answer = Lost(f"its process ended {TRIES} times: {' '.join(str(error).split())[:200]}")
+                    answer = lost
                 yield task, answer
         finally:
             for future in busy:
