@@ -121,6 +121,7 @@ _ABLATIONS = {
     ),
     "by-relevance": _recall("evidence in the order of relevance", replace(_FULL, evidence_order="relevance")),
     "unresolved": _recall("no dates behind yesterday and the like", replace(_FULL, evidence_dates=False)),
+    "uncounted": _recall("lengths of time left to the model", replace(_FULL, counted=False)),
     "unsaid": _recall("not shown when things were said", replace(_FULL, evidence_said=False)),
 }
 _CHANNELWISE = {f"only-{channel}": _only(channel) for channel in _CHANNELS if channel != "temporal"} | {

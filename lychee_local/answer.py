@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Literal
 
-from lychee_local import dates, fence
+from lychee_local import dates, elapsed, fence
 from lychee_local.backends import LLM
 from lychee_local.errors import BadInput, PromptTooLong
 from lychee_local.settings import RecallSettings
@@ -150,6 +150,7 @@ STYLE_RULES: dict[Style, str] = {
     "like this: Ana was in Rome in May [2].",
 }
 AS_SHIPPED = RecallSettings()
+DATES_TOKENS = 128  # two events in a few words, each with a date
 ADVICE_RULE = "This question wants advice: begin with the preferences and habits in the memories, then advise."
 
 
@@ -162,8 +163,10 @@ def answer_messages(
     now: datetime | None = None,
     question_type: QuestionType = "single",
     settings: RecallSettings = AS_SHIPPED,
+    instead: str | None = None,
 ) -> tuple[ChatMessage, ...]:
-    """The answer prompt: the fixed rules first, so that their prefix is reused; the question last."""
+    """The answer prompt: the fixed rules first, so that their prefix is reused; the question last. `instead` asks for
+    something else than an answer."""
     rules = (COMPACT_RULES if prompt_style == "compact" else FULL_RULES).format(nothing=NOTHING_FOUND)
     asked = " ".join(fence.quoted(question).split())
     order, dated, said = settings.evidence_order, settings.evidence_dates, settings.evidence_said
@@ -172,7 +175,7 @@ def answer_messages(
         parts.append(f"Today is {_day(now)}, {now:%A}.")
     if question_type == "personalized_advice":
         parts.append(ADVICE_RULE)
-    parts += [STYLE_RULES[style], f"Question: {asked}"]
+    parts += [instead or STYLE_RULES[style], f"Question: {asked}"]
     return ChatMessage("system", rules), ChatMessage("user", "\n".join(parts))
 
 
@@ -187,7 +190,10 @@ def answer(
     style: Style = "chat",
     on_text: Callable[[str], None] | None = None,
 ) -> Reply:
-    """Answer `question` from `evidence` (best first) in one call; with no evidence the answer is that there is none.
+    """Answer `question` from `evidence` (best first); with no evidence the answer is that there is none.
+
+    One call, and where the question asks for a length of time (`elapsed`) one before it for the two dates: with both of
+    them known the answer is what the calendar says, and the second call is left out.
 
     Where the prompt does not fit the model, the lowest ranked items are left out and a note says how many.
 
@@ -203,7 +209,7 @@ def answer(
         usage = Usage("answer", llm.name, 0, 0, outcome="no evidence")
         return Reply(NOTHING_FOUND, (), (usage,), ("nothing was recalled, so the model was not asked",))
 
-    def messages(kept: int, style: Style = style) -> tuple[ChatMessage, ...]:
+    def messages(kept: int, style: Style = style, instead: str | None = None) -> tuple[ChatMessage, ...]:
         return answer_messages(
             question,
             evidence[:kept],
@@ -212,12 +218,23 @@ def answer(
             now=now,
             question_type=question_type,
             settings=settings,
+            instead=instead,
         )
 
     kept = _fitting(messages, len(evidence), llm, settings.answer_output_tokens)
     notes = [f"{len(evidence) - kept} of {len(evidence)} items did not fit the model"] if kept < len(evidence) else []
+    calls: list[Usage] = []
+    asked = elapsed.asked(question) if settings.counted else None
+    if asked is not None and (now is not None or not asked.until_now):
+        counted, usage = _counted(asked, evidence[:kept], messages, llm, now, style)
+        if counted is not None:
+            if on_text is not None:
+                on_text(counted.text)
+            return replace(counted, notes=(*notes, *counted.notes))
+        calls.append(usage)
+        notes.append("the two dates are not in the evidence, so the length of time is the model's own")
     done = llm.complete(messages(kept), purpose="answer", max_tokens=settings.answer_output_tokens, on_text=on_text)
-    calls = [done.usage]
+    calls.append(done.usage)
     marks = ""
     if not _NUMBER_MARK.sub("", done.text).strip(" .\n"):
         # A small model may point at the right memory and say nothing. Asked for a phrase without marks, it speaks.
@@ -235,6 +252,34 @@ def answer(
     if unknown:
         notes.append(f"the answer cited items that do not exist: {', '.join(map(str, unknown))}")
     return Reply(text, cited, tuple(calls), tuple(notes))
+
+
+def _counted(
+    asked: elapsed.Asked,
+    evidence: Sequence[Evidence],
+    messages: Callable[..., tuple[ChatMessage, ...]],
+    llm: LLM,
+    now: datetime | None,
+    style: Style,
+) -> tuple[Reply | None, Usage]:
+    """The length of time that was asked for, by the calendar between the two dates that the model finds; None where it
+    does not find two."""
+    known = elapsed.choices(evidence)
+    schema = elapsed.schema(asked, known)
+    dated = partial(messages, instead=elapsed.instruction(asked))
+    prompt = dated(_fitting(dated, len(evidence), llm, DATES_TOKENS))
+    done = llm.complete(prompt, purpose="answer", max_tokens=DATES_TOKENS, schema=schema)
+    found = elapsed.ends(schema.model_validate_json(done.text), known, now) if done.finish == "stop" else None
+    length = found and elapsed.between(found[0].span, found[1].span, asked.unit)
+    if not found or not length:
+        return None, done.usage
+    ends = sorted(found, key=lambda end: end.span.start)
+    note = f"counted by the calendar: {ends[0].span} to {ends[1].span}"
+    cited = tuple(dict.fromkeys(end.source for end in ends if end.source is not None))
+    number = {e.id: n for n, e in enumerate(evidence, 1)}
+    told = [dates.describe(e.span) + (f" [{number[e.source]}]" if e.source else "") for e in ends]
+    text = length if style == "short" else f"{length[0].upper()}{length[1:]}, from {told[0]} to {told[1]}."
+    return Reply(text, cited, (done.usage,), (note,)), done.usage
 
 
 def _fitting(messages: Callable[[int], tuple[ChatMessage, ...]], available: int, llm: LLM, output_tokens: int) -> int:

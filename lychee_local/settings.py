@@ -163,6 +163,8 @@ class RecallSettings:
     # What code tells the answer model of time: dates behind "yesterday" and the like, and when an item was said.
     evidence_dates: bool = True
     evidence_said: bool = True
+    # "How many days between ...?": the model names two dates of the evidence, and code counts (elapsed.py).
+    counted: bool = True
 
     def __post_init__(self) -> None:
         _one_of("mode", self.mode, MODES)

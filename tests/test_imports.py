@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "lychee_local"
 # first test: decide where it belongs.
 GROUPS = {
     "ground": "errors trace types dates settings options strategy lexicon prose voice echoes rules fence asking finish"
-    " bearing wording negation",
+    " bearing wording negation elapsed",
     "models": "cards gguf fetch pull",
     "backends": "backends backends.batch backends.bert backends.bge backends.chat backends.constraint backends.fake"
     " backends.folder backends.jobs backends.llama backends.load backends.native backends.output backends.prefixes"

@@ -1,0 +1,192 @@
+"""Lengths of time: which one a question asks for, and what the calendar says between two dates.
+
+A small model finds two dates and miscounts the days between them. So it is asked for the dates alone, chosen from those
+that the evidence has (answer.py), and the counting is done here. Owns the wording of such questions, the choice of
+dates, and the arithmetic. Refuses to ask a model, and to be more exact than the dates are.
+
+Not every length is a difference: "How long did Ana live in Rome?" is answered by what she said, so it is none of ours.
+"""
+
+from __future__ import annotations
+
+import re
+from calendar import monthrange
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from lychee_local import dates
+from lychee_local.types import DateSpan, Evidence
+
+Unit = Literal["day", "week", "month", "year"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`unit` is the one that the question names, None where it names none; `until_now`: one event, and today."""
+
+    unit: Unit | None
+    until_now: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dated:
+    """A date, and the id of the evidence that gives it; None for today."""
+
+    span: DateSpan
+    source: str | None
+
+
+# --- the question ----------------------------------------------------------------------------------------------------
+
+_HOW_LONG = r"\bhow\s(?:long|much\stime|many\s(?:(?:full|whole)\s)?(?P<unit>day|week|month|year)s)(?:\sexactly)?"
+_PASSED = r"(?:pass(?:ed)?|elapsed?|lapsed?|went\sby|gone\sby|go\sby|(?:is|was|are|were)\sthere)"
+_HAS_PASSED = rf"(?:(?:has|have|had|did)\s)?(?:it\sbeen|it\sis|is\sit|(?:it\s)?{_PASSED})"
+# Each with whether it asks for the time until today.
+_WORDINGS: tuple[tuple[re.Pattern[str], bool], ...] = tuple(
+    (re.compile(_HOW_LONG + rest, re.I), until_now)
+    for rest, until_now in (
+        (r"\sago\b", True),
+        (r"\b[^?]{0,40}?\bbetween\b[^?]+\band\b", False),
+        (r"\b[^?]{0,40}?\bfrom\b[^?]+\b(?:to|until|till)\b", False),
+        (rf"\s{_HAS_PASSED}\ssince\b", True),
+        (r"\s(?:(?:is\sit|are\sthere|is\sleft|are\sleft|remain)\s)?(?:until|till)\b", True),
+        (r"\s(?:before|after)\b", False),
+        (rf"\s{_HAS_PASSED}\b[^?]*\b(?:before|until|when)\b", False),
+    )
+)
+_ANOTHER_END = re.compile(r"\b(?:when|before|until|by\sthe\stime)\b", re.I)
+
+
+def asked(question: str) -> Asked | None:
+    """Which length of time an English question asks for that lies between two dates; None where it asks for none."""
+    for wording, until_now in _WORDINGS:
+        if match := wording.search(question):
+            unit = cast("Unit | None", match["unit"] and match["unit"].lower())
+            return Asked(unit, until_now and not _ANOTHER_END.search(question, match.end()))
+    return None
+
+
+# --- the dates -------------------------------------------------------------------------------------------------------
+
+_MOST_CHOICES = 64
+_UNKNOWN = "unknown"
+_CLOSED = ConfigDict(extra="forbid")
+_Name = Annotated[str, Field(max_length=80)]
+
+ASK_FOR_DATES = """\
+Do not answer the question: it asks for a length of time, which is counted later. Say what happened at {ends}, in a \
+few words, each with its date as the memories give it, or unknown."""
+
+
+def instruction(wanted: Asked) -> str:
+    """What the model is asked for in place of an answer."""
+    return ASK_FOR_DATES.format(ends="its one end, not today" if wanted.until_now else "both ends of it")
+
+
+def choices(evidence: Sequence[Evidence]) -> dict[str, Dated]:
+    """The dates that the evidence has, by the words in which it is shown; of the same date the best item is the source.
+
+    At most 64, of the best items.
+    """
+    found: dict[str, Dated] = {}
+    for e in evidence:
+        day = None if e.said is None else e.said.date()
+        spans = [*e.dates, *(mention.span for mention in dates.find(e.text, day))]
+        if day is not None:
+            spans.append(DateSpan(day, day, "day"))
+        for span in spans:
+            found.setdefault(dates.describe(span), Dated(span, e.id))
+    return dict(list(found.items())[:_MOST_CHOICES])
+
+
+def schema(wanted: Asked, known: Mapping[str, Dated]) -> type[BaseModel]:
+    """What the model may say: an event with one of the known dates, for each end that is not today."""
+    date_of: Any = Literal[(*known, _UNKNOWN)]
+    event: Any = create_model("Event", __config__=_CLOSED, event=(_Name, ...), date=(date_of, ...))
+    ends: dict[str, Any] = dict.fromkeys(("first",) if wanted.until_now else ("first", "second"), (event, ...))
+    return create_model("Ends", __config__=_CLOSED, **ends)
+
+
+def ends(said: BaseModel, known: Mapping[str, Dated], now: datetime | None) -> tuple[Dated, Dated] | None:
+    """The two dates of a reply in `schema`; None where one is unknown."""
+    chosen = [known.get(getattr(said, name).date) for name in type(said).model_fields]
+    if len(chosen) == 1 and now is not None:
+        chosen.append(Dated(DateSpan(now.date(), now.date(), "day"), None))
+    first, second = chosen
+    return None if first is None or second is None else (first, second)
+
+
+# --- the calendar ----------------------------------------------------------------------------------------------------
+
+_DAYS: dict[Unit, float] = {"day": 1.0, "week": 7.0, "month": 30.44, "year": 365.25}  # finest first
+
+
+def between(one: DateSpan, other: DateSpan, unit: Unit | None) -> str | None:
+    """The time between two dates in words, in `unit`, or without it in what people would say; None where they overlap.
+
+    Exact between two days, with what is left over in the next smaller unit. Between vaguer dates it is "about" so much,
+    and never in a unit that is finer than they are: from May to August 2023 are no days.
+    """
+    earlier, later = sorted((one, other), key=lambda span: span.start)
+    if later.start <= earlier.end:
+        return None
+    if earlier.precision == later.precision == "day":
+        return _exactly(earlier.start, later.start, unit)
+    return _roughly((_middle(later) - _middle(earlier)).days, unit, finest=(_finest(earlier), _finest(later)))
+
+
+def _finest(span: DateSpan) -> Unit:
+    """The unit in which time to this date can be counted."""
+    if span.precision == "interval":
+        return "day" if (span.end - span.start).days <= 7 else "month"
+    return span.precision
+
+
+def _middle(span: DateSpan) -> date:
+    return span.start + (span.end - span.start) / 2
+
+
+def _roughly(days: int, unit: Unit | None, finest: Sequence[Unit]) -> str | None:
+    natural: Unit = "day" if days < 14 else "week" if days < 60 else "month" if days < 700 else "year"
+    order = list(_DAYS)
+    shown = max((unit or natural, *finest), key=order.index)
+    number = round(days / _DAYS[shown])
+    return f"about {_number(number, shown)}" if number else None
+
+
+def _exactly(start: date, end: date, unit: Unit | None) -> str:
+    days = (end - start).days
+    months, days_over = _months(start, end)
+    if unit is None:
+        unit = "day" if days <= 31 else "month" if months < 12 else "year"
+    if unit == "day":
+        return _number(days, "day")
+    if unit == "week":
+        return _joined((days // 7, "week"), (days % 7, "day"))
+    if unit == "month" or months < 12:
+        return _joined((months, "month"), (days_over, "day"))
+    return _joined((months // 12, "year"), (months % 12, "month"))
+
+
+def _months(start: date, end: date) -> tuple[int, int]:
+    """Whole calendar months from start to end, and the days left. A month from the 31st on ends on its last day."""
+    months = (end.year - start.year) * 12 + end.month - start.month
+    months -= _later(start, months) > end
+    return months, (end - _later(start, months)).days
+
+
+def _later(day: date, months: int) -> date:
+    year, month = divmod(day.year * 12 + day.month - 1 + months, 12)
+    return date(year, month + 1, min(day.day, monthrange(year, month + 1)[1]))
+
+
+def _joined(large: tuple[int, Unit], small: tuple[int, Unit]) -> str:
+    return " and ".join(_number(*part) for part in (large, small) if part[0])
+
+
+def _number(number: int, unit: Unit) -> str:
+    return f"{number} {unit}{'' if number == 1 else 's'}"
