@@ -383,15 +383,34 @@ cli_upkeep.register(app)
 
 
 @app.command()
-def doctor(*, home: Home = None, profile: Profile = "laptop", llm: Llm = None, as_json: Json = False) -> None:
+def doctor(
+    *,
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="Measure first with how many threads the model is fastest, and keep that."),
+    ] = False,
+    home: Home = None,
+    profile: Profile = "laptop",
+    llm: Llm = None,
+    as_json: Json = False,
+) -> None:
     """Try every part on this machine, and say what to do about what fails. Status 1 if the main job cannot run."""
-    from lychee_local import cards
+    from lychee_local import cards, tuning
     from lychee_local import doctor as examination
 
-    report = examination.examine(home or cards.default_home(), profile, llm=llm)
+    place = home or cards.default_home()
+    tuned = None
+    name = llm or cards.profile(profile).llm
+    if tune and name is not None:
+        examination.confirm_language_model(place, name)
+        with screen.Steps(f"{name}: numbers of threads measured") as steps:
+            tuned = tuning.tune(cards.card(name, place), place, on_progress=steps)
+    report = examination.examine(place, profile, llm=llm)
     if as_json:
-        screen.print_json({"ok": report.ok, "report": report})
+        screen.print_json({"ok": report.ok, "report": report, "tuning": tuned})
     else:
+        if tuned is not None:
+            screen.tuning(tuned)
         screen.report(report)
     if not report.ok:
         raise typer.Exit(1)

@@ -6,7 +6,6 @@ that a crash of compiled code becomes a line of the report. Repairs nothing and 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
@@ -24,7 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from lychee_local import cards, pull
+from lychee_local import cards, pull, tuning
+from lychee_local.backends.native import installed_llama
 from lychee_local.cards import Card
 from lychee_local.errors import ConstraintNotApplied, LycheeError, ModelError
 from lychee_local.types import ChatMessage
@@ -126,7 +126,7 @@ def confirm_language_model(
     card = cards.card(name, home)
     path = pull.locate(card, home)
     passed = home / "models" / ".tried" / card.name
-    build = _installed_llama()
+    build = installed_llama()
     if path is None or (passed.is_file() and passed.read_text(encoding="utf-8") == f"{build}\n{path}"):
         return
     run = _run_model(card, home, seconds)
@@ -134,14 +134,6 @@ def confirm_language_model(
         raise ModelError(f"{card.name}: {run.problem}", hint=run.hint or rebuild_command(cpu_flags(cpuinfo)))
     passed.parent.mkdir(parents=True, exist_ok=True)
     passed.write_text(f"{build}\n{path}", encoding="utf-8")
-
-
-def _installed_llama() -> str:
-    """Tells one build of llama.cpp from another without loading it."""
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        return "none"
-    return f"{spec.origin} {Path(spec.origin).stat().st_mtime_ns} {_version('llama-cpp-python')}"
 
 
 # --- this machine ---
@@ -231,7 +223,9 @@ def _language_model(card: Card, home: Path, seconds: float, cpu: set[str]) -> It
     run = _run_model(card, home, seconds)
     amx = _amx(run.fact("build"), cpu)
     if run.finished:
-        where = "on the GPU" if run.fact("gpu") else f"on {run.fact('threads')} threads"
+        threads = f"on {run.fact('threads')} threads"
+        threads += " (measured)" if tuning.threads_for(card, home) else " (lychee doctor --tune measures)"
+        where = "on the GPU" if run.fact("gpu") else threads
         speed = f"{run.fact('seconds')} s to load, {run.fact('speed')} tokens/s {where}, flash attention"
         yield Check("language model", "ok", f"{card.name}: {speed}{amx}")
         yield Check("JSON constraint", "ok", f"holds: {run.fact('proof')}")
@@ -370,7 +364,8 @@ def probe(part: str, arguments: str) -> None:
         if card is None:
             _PROBES[part](_say)
         else:
-            _MODEL_PROBES[part](_say, cards.card(card[0], Path(card[1])), Path(path))
+            home = Path(card[1])
+            _MODEL_PROBES[part](_say, cards.card(card[0], home), Path(path), home)
     except LycheeError as error:
         _say(error=type(error).__name__, message=error.message, hint=error.hint)
         return
@@ -404,7 +399,7 @@ def _probe_index(say: Say) -> None:
     say(found="hnswlib adds, grows and finds")
 
 
-def _probe_embedder(say: Say, card: Card, path: Path) -> None:
+def _probe_embedder(say: Say, card: Card, path: Path, home: Path) -> None:
     from lychee_local.backends.load import load_embedder
 
     connections: list[str] = []
@@ -425,7 +420,7 @@ def _probe_embedder(say: Say, card: Card, path: Path) -> None:
     say(connections=", ".join(dict.fromkeys(connections)), offline=bool(constants.HF_HUB_OFFLINE))
 
 
-def _probe_reranker(say: Say, card: Card, path: Path) -> None:
+def _probe_reranker(say: Say, card: Card, path: Path, home: Path) -> None:
     from lychee_local.backends.load import load_reranker
 
     say(step="loading the reranker")
@@ -435,14 +430,14 @@ def _probe_reranker(say: Say, card: Card, path: Path) -> None:
     reranker.score("Where does Ana live?", ["Ana lives in Lisbon.", "Bo plays the trumpet."])
 
 
-def _probe_llm(say: Say, card: Card, path: Path) -> None:
+def _probe_llm(say: Say, card: Card, path: Path, home: Path) -> None:
     from lychee_local.backends.load import load_llm
 
     say(step="importing llama.cpp")
     build = _llama_build()
     say(build=build, step="loading the model and proving its constraint")
     began = time.monotonic()
-    llm = load_llm(card, path, context=512)
+    llm = load_llm(card, path, context=512, threads=tuning.threads_for(card, home))
     say(seconds=round(time.monotonic() - began, 1), proof=llm.proof.text, step="generating")
     prompt = [ChatMessage("user", "Count from one to twenty, in words.")]
     usage = llm.complete(prompt, purpose="probe", max_tokens=8).usage
@@ -461,7 +456,7 @@ def _llama_build() -> str:
 
 
 _PROBES: dict[str, Callable[[Say], None]] = {"index": _probe_index}
-_MODEL_PROBES: dict[str, Callable[[Say, Card, Path], None]] = {
+_MODEL_PROBES: dict[str, Callable[[Say, Card, Path, Path], None]] = {
     "embedder": _probe_embedder,
     "reranker": _probe_reranker,
     "llm": _probe_llm,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lychee_local import cards, pull
+from lychee_local import cards, pull, tuning
 from lychee_local.backends import LLM, Embedder, Reranker
 from lychee_local.backends.load import load_embedder, load_llm, load_reranker
 from lychee_local.cards import Card
@@ -28,7 +28,7 @@ class Engines:
         threads: int | None = None,
     ) -> None:
         """Each model is an adapter, the name of a card, "auto" for the profile's, or None for none. The LLM gets
-        `threads` of them, None for one on each processor of this process."""
+        `threads` of them, None for as many as were measured to be best here, or else one on each processor."""
         self._home = home
         self._threads = threads
         chosen = cards.profile(profile)
@@ -61,7 +61,8 @@ class Engines:
         """The language model, or None where this memory was opened without one."""
         if self._llm is None and self._llm_card is not None:
             path = self._path(self._llm_card)
-            self._llm = load_llm(self._llm_card, path, threads=self._threads, prefixes=self._home / "prefixes")
+            threads = self._threads or tuning.threads_for(self._llm_card, self._home)
+            self._llm = load_llm(self._llm_card, path, threads=threads, prefixes=self._home / "prefixes")
         return self._llm
 
     def require_llm_file(self) -> None:

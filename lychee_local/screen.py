@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from lychee_local.calibrate import Calibrated
     from lychee_local.doctor import Report
     from lychee_local.store import Finding
+    from lychee_local.tuning import Tuning
 
 # soft_wrap leaves the folding of long lines to the terminal, and a pipe gets each line, and each row of a table, whole.
 out = Console(soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout and sys.stdout.isatty() else 200)
@@ -386,6 +387,20 @@ def report(found: Report) -> None:
         "everything that remembering and answering needs works here" if found.ok else "the main job cannot run yet"
     )
     out.print(Text(f"profile {found.profile}: {verdict}", style="bold"))
+
+
+def tuning(found: Tuning) -> None:
+    """What was measured of a model with several numbers of threads, and which is kept."""
+    from lychee_local.tuning import READ, WRITTEN
+
+    table = Table("threads", "prompt, tokens/s", "output, tokens/s", f"{READ:,} and {WRITTEN} of them, s", box=None)
+    for speed in found.speeds:
+        style = "bold" if speed.threads == found.threads else ""
+        columns = (str(speed.threads), f"{speed.prompt:.1f}", f"{speed.output:.1f}", f"{speed.seconds:.1f}")
+        table.add_row(*columns, style=style)
+    out.print(table)
+    out.print(Text(f"{found.model} gets {count(found.threads, 'thread')} from now on"))
+    out.print()
 
 
 def receipt(found: Receipt, turns: Sequence[Turn], records: Sequence[Record], shown: int = 12) -> None:

@@ -12,6 +12,8 @@ import pytest
 from benchmarks import injections
 from lychee_local.backends.fake import FakeCall, FakeLLM, HashEmbedder, Reply
 
+TOY = Path(__file__).parent / "data" / "locomo.json"
+
 
 @pytest.mark.model
 def test_every_setting_of_the_engine_is_measured(smollm2_path: Path) -> None:
@@ -55,3 +57,39 @@ def test_a_model_that_obeys_is_counted_and_one_that_does_not_is_not() -> None:
     assert steered["planner_steered"] == 0
     steady = injections.count(FakeLLM(refuses), embedder)
     assert (steady["answer_steered"], steady["right"]) == (0, 2)
+
+
+def _server(folder: Path, script: str) -> Path:
+    program = folder / "llama-server"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} {script}\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.model
+def test_our_batch_and_a_server_get_the_same_calls(smollm2_path: Path, tmp_path: Path) -> None:
+    stand_in = Path(__file__).with_name("llama_server.py")
+    command = [sys.executable, "-m", "benchmarks.against_server", str(smollm2_path), "--conversation", "conv-1"]
+    command += ["--data", str(TOY), "--server", str(_server(tmp_path, f'"{stand_in}" "$@"'))]
+    command += ["--calls", "6", "--turns", "2", "--widths", "2", "--log", str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    ours, server = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert ours["who"] == "ours"
+    assert ours["calls"] == server["calls"]
+    assert ours["failed"] == 0
+    assert ours["output"] > 0
+    calls = server["calls"]
+    assert calls >= 3, "too few calls to count anything"
+    assert server["failed"] == calls // 3
+    assert server["valid"] == (calls + 2) // 3
+    assert server["output"] == 7 * (calls - calls // 3)
+
+
+@pytest.mark.model
+def test_a_server_that_does_not_start_is_named_with_its_log(smollm2_path: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.against_server", str(smollm2_path), "--conversation", "conv-1"]
+    command += ["--data", str(TOY), "--server", str(_server(tmp_path, "-c 'raise SystemExit(3)'"))]
+    command += ["--calls", "1", "--widths", "1", "--log", str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "the server did not start; see" in done.stderr

@@ -26,7 +26,7 @@ GROUPS = {
     " store.reembed store.remains store.repair store.residue store.salvage store.snapshot"
     " store.transaction store.vectors store.view store.words",
     "stages": "segment encode plan channels windows rank chain answer",
-    "memory": "intake engines accounting consolidation calibrate machine memory upkeep watch executors fleet",
+    "memory": "intake engines accounting consolidation calibrate machine tuning memory upkeep watch executors fleet",
     "surface": "screen explain cli cli_encode cli_fleet cli_models cli_upkeep demo doctor __main__",
 }
 MAY_KNOW = {

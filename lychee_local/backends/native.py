@@ -1,9 +1,11 @@
-"""What is settled in this process before a native engine is first imported, when later would be too late; and how many
-processors it may use."""
+"""What is settled in this process before a native engine is first imported, when later would be too late; how many
+processors it may use, and which build of llama.cpp is installed."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from pathlib import Path
 
 
 def settle() -> None:
@@ -27,3 +29,27 @@ def processors() -> int:
     # llama-cpp-python's own default is half of them, which on a laptop of two is one.
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
+    """How many cores those processors are, where two may share one; their number where the system does not tell."""
+    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    try:
+        siblings = {(topology / f"cpu{n}" / "topology" / "thread_siblings_list").read_text().strip() for n in mine}
+    except OSError:
+        return len(mine)
+    return len(siblings)
+
+
+def installed_llama() -> str:
+    """Tells one build of llama.cpp from another without loading it."""
+    from importlib import metadata  # felt at every start, and needed at few
+
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return "none"
+    try:
+        version = metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return f"{spec.origin} {Path(spec.origin).stat().st_mtime_ns} {version}"
