@@ -23,7 +23,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import construction, datasets, encoders, judging, locomo, methods, report, runs, tables, verify
@@ -33,9 +33,10 @@ from benchmarks.questions import warn
 from benchmarks.setups import Places, Setup
 from benchmarks.vectors import StoredVectors
 from lychee_local.backends.load import load_embedder
+from lychee_local.backends.native import processors
 from lychee_local.cards import default_home
 from lychee_local.errors import LycheeError
-from lychee_local.executors import Executor, Processes, Ray
+from lychee_local.executors import Executor, executor
 from lychee_local.settings import EncodeSettings
 
 # The embedder under which facts count as covered.
@@ -111,7 +112,7 @@ def _options_of_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--workers", type=int, default=1, help="conversations at a time, each in a process")
     run.add_argument("--executor", choices=["processes", "ray"], default="processes", help="where the work runs")
     run.add_argument("--address", default=None, help="the head of a Ray cluster, HOST:PORT; default: one of our own")
-    run.add_argument("--threads", type=int, default=None, help="Ray: processors for each conversation; default: all")
+    run.add_argument("--threads", type=int, default=None, help="of a model; default: all, or those of its worker")
 
 
 def _methods(_: argparse.Namespace) -> None:
@@ -137,30 +138,30 @@ def _run(options: argparse.Namespace) -> Result:
         adversarial=options.adversarial,
         corrections=None if options.corrections is None else str(options.corrections.resolve()),
     )
+    out = options.out.resolve()  # other machines stand in other folders
+    threads = options.threads or (
+        processors() if options.executor == "ray" else processors() // max(options.workers, 1) or 1
+    )
     places = Places(
-        options.out,
-        options.stores or options.out.parent / "stores",
-        options.home,
+        out,
+        out.parent / "stores" if options.stores is None else options.stores.resolve(),
+        None if options.home is None else options.home.resolve(),
         options.peer_python,
         options.server_python,
         peer_patience=options.peer_patience,
+        threads=threads,
     )
-    with _executor(options) as executor:
+    with _executor(options, threads) as executor:
         summary = runs.run(setup, places, executor=executor, say=_say, on_problem=warn)
     tables.show(summary)
     return summary
 
 
 @contextmanager
-def _executor(options: argparse.Namespace) -> Iterator[Executor | None]:
-    """Where the questions are asked; None for this process."""
-    if options.executor == "ray":
-        with closing(Ray(address=options.address, threads=options.threads)) as cluster:
-            yield cluster
-    elif options.address is not None or options.threads is not None:
-        raise ValueError("--address and --threads go with --executor ray")
-    else:
-        yield None if options.workers == 1 else Processes(options.workers)
+def _executor(options: argparse.Namespace, threads: int) -> Iterator[Executor | None]:
+    """Where the questions are asked; None for this process, whose lines are told one by one."""
+    with executor(options.executor, workers=options.workers, address=options.address, threads=threads) as found:
+        yield None if options.executor == "processes" and options.workers == 1 else found
 
 
 def _say(told: str) -> None:

@@ -37,7 +37,7 @@ TELL_SECONDS = 30.0
 
 @cache
 def _models(profile: str, places: Places) -> Models:
-    return Models(profile, places.models, places.stores / "vectors.sqlite")
+    return Models(profile, places.models, places.stores / "vectors.sqlite", threads=places.threads)
 
 
 def ask_all(setup: Setup, places: Places, conversation: Conversation, wanted: Collection[str]) -> Iterator[Line]:

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import lychee_local
+from lychee_local.backends.native import processors
 
 LIBRARIES = (
     "llama-cpp-python",
@@ -23,8 +24,9 @@ LIBRARIES = (
 THREADS = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def environment() -> dict[str, object]:
-    """Everything that two runs must share to be the same in every token; a library that is not there is "-"."""
+def environment(threads: int | None = None) -> dict[str, object]:
+    """Everything that two runs must share to be the same in every token; a library that is not there is "-". `threads`
+    are those of a language model, None for all."""
     return {
         "lychee_local": lychee_local.__version__,
         "code": code(),
@@ -32,7 +34,8 @@ def environment() -> dict[str, object]:
         "libraries": {name: _version(name) for name in LIBRARIES},
         "cpu": cpu(),
         "cores": os.cpu_count(),
-        "threads": {name: value for name in THREADS if (value := os.environ.get(name)) is not None},
+        "threads": {"language model": threads or processors()}
+        | {name: value for name in THREADS if (value := os.environ.get(name)) is not None},
     }
 
 

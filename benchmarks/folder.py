@@ -89,7 +89,7 @@ def described(setup: Setup, places: Places) -> Line:
         "settings": asdict(asked.settings),
         "data": sha256(Path(setup.data)),
         "models": Models(setup.profile, places.models).digests(),
-        "environment": environment(),
+        "environment": environment(places.threads),
     }
     if asked.peer is not None:
         said["peer"] = asked.peer.versions(places.peer_python) | {"context": places.peer_context}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,12 +17,16 @@ T = TypeVar("T")
 
 
 class Models:
-    """The models of a profile; `vectors` is the file in which vectors are kept for all runs that share it."""
+    """The models of a profile; `vectors` is the file in which vectors are kept for all runs that share it, `threads`
+    are those of the language model, None for one on each processor."""
 
-    def __init__(self, profile: str, home: Path | None = None, vectors: Path | None = None) -> None:
+    def __init__(
+        self, profile: str, home: Path | None = None, vectors: Path | None = None, *, threads: int | None = None
+    ) -> None:
         self.home = home or cards.default_home()
         self._chosen = cards.profile(profile)
         self._vectors = vectors
+        self._threads = threads
 
     @property
     def llm_card(self) -> cards.Card:
@@ -58,7 +62,7 @@ class Models:
         Raises:
             ModelMissing: the profile has none, or it is not on this machine.
         """
-        return load(self.llm_card.name, self.home, load_llm)
+        return load(self.llm_card.name, self.home, partial(load_llm, threads=self._threads))
 
     @cached_property
     def bare_embedder(self) -> Embedder:

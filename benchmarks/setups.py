@@ -70,7 +70,7 @@ class Setup:
 class Places:
     """Where a run finds its models and keeps what other runs can use: memories, vectors; and for peers, in which
     interpreters they and the server run (None: ours), with how many tokens of context, and how many seconds a reply may
-    take."""
+    take. `threads` are those of the language model, on which its last digits depend; None: all."""
 
     out: Path
     stores: Path
@@ -79,3 +79,4 @@ class Places:
     server_python: Path | None = None
     peer_context: int = CONTEXT
     peer_patience: float = 1_800.0
+    threads: int | None = None

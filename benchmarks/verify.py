@@ -185,7 +185,8 @@ def _again(options: argparse.Namespace, lines: Mapping[str, Line], asked: Sequen
     shared = options.stores or options.run.resolve().parent / "stores"
     with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
         out = Path(scratch) / "run"
-        places = Places(out, shared, options.home, options.peer_python, options.server_python)
+        threads = about["environment"]["threads"].get("language model")
+        places = Places(out, shared, options.home, options.peer_python, options.server_python, threads=threads)
         fresh = options.fresh or not _is_built(setup, places)
         places = replace(places, stores=Path(scratch) / "stores") if fresh else places
         other = _told_elsewhere(about, folder.described(setup, places))

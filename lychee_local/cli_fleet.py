@@ -5,23 +5,20 @@ Owns the choice of where the processes run and what is said about each user. Wha
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from lychee_local import screen
 from lychee_local.cli_encode import language_model
-from lychee_local.errors import BadInput
 from lychee_local.options import Home, Json, Llm, NoLLM, Profile
 
 if TYPE_CHECKING:
-    from lychee_local.executors import Executor
     from lychee_local.fleet import Outcome, Verb
 
 app = typer.Typer(help="Many users: one job for each of them, several at a time.", no_args_is_help=True)
@@ -116,11 +113,10 @@ def _run(
     profile: str,
     as_json: bool,
 ) -> None:
-    from lychee_local import fleet
+    from lychee_local import executors, fleet
+    from lychee_local.backends.native import processors
     from lychee_local.cards import default_home
 
-    if address is not None and where is not Where.ray:
-        raise BadInput("--address is the address of a Ray cluster", hint="say --executor ray too")
     work = fleet.jobs(
         verb,
         home=(home or default_home()).resolve(),
@@ -128,51 +124,47 @@ def _run(
         folder=None if folder is None else folder.resolve(),
         profile=profile,
         llm=writer,
-        threads=threads or max(1, (os.cpu_count() or 1) // workers),
     )
+    workers = min(workers, len(work))
+    # Storing embeds, in one thread. One model alone has the whole machine, and the number of threads measured for it.
+    share = threads or (1 if writer is None else processors() // workers or 1)
+    alone = where is Where.processes and workers == 1 and threads is None
+    work = tuple(replace(job, threads=None if alone else share) for job in work)
     done: list[Outcome] = []
     try:
-        with _executor(where, workers, address, work[0].threads) as executor, screen.Steps(f"{verb}: users") as steps:
+        with (
+            executors.executor(where.value, workers=workers, address=address, threads=share) as executor,
+            screen.Steps(f"{verb}: users") as steps,
+        ):
+            steps(0, len(work))
             for outcome in fleet.run(work, executor):
                 done.append(outcome)
                 steps(len(done), len(work))
     except KeyboardInterrupt:
-        screen.err.print(
-            f"stopped: {len(done)} of {screen.count(len(work), 'user')} are done; the same command goes on"
-        )
+        _show(done, as_json, unfinished=len(work) - len(done))
         raise typer.Exit(130) from None
-    _show(done, as_json)
+    _show(done, as_json, unfinished=0)
     if any(outcome.error for outcome in done):
         raise typer.Exit(1)
 
 
-@contextmanager
-def _executor(where: Where, workers: int, address: str | None, threads: int | None) -> Iterator[Executor]:
-    from lychee_local.executors import Processes, Ray
-
-    if where is Where.processes:
-        yield Processes(workers)
-        return
-    with closing(Ray(address=address, threads=threads)) as cluster:
-        yield cluster
-
-
-def _show(done: list[Outcome], as_json: bool) -> None:
+def _show(done: list[Outcome], as_json: bool, *, unfinished: int) -> None:
     done.sort(key=lambda outcome: outcome.user)
     failed = [outcome for outcome in done if outcome.error]
     if as_json:
-        screen.print_json({"users": done, "failed": len(failed)})
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("user", "turns", "segments", "records", "waiting", "tokens", "seconds"):
-        table.add_column(column, justify="left" if column == "user" else "right", no_wrap=True)
-    for o in done:
-        numbers = (o.turns, o.segments, o.records, o.pending, o.tokens)
-        table.add_row(screen.visible(o.user), *map(str, numbers), f"{o.seconds:.1f}")
-    screen.out.print(table)
+        screen.print_json({"users": done, "failed": len(failed), "unfinished": unfinished})
+    else:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("user", "turns", "segments", "records", "waiting", "tokens", "seconds"):
+            table.add_column(column, justify="left" if column == "user" else "right", no_wrap=True)
+        for o in done:
+            numbers = (o.turns, o.segments, o.records, o.pending, o.tokens)
+            table.add_row(Text(screen.visible(o.user)), *map(str, numbers), f"{o.seconds:.1f}")
+        screen.out.print(table)
     for outcome in failed:
         screen.err.print(f"{screen.visible(outcome.user)}: {screen.one_line(outcome.error)}", markup=False)
+    total = screen.count(len(done) + unfinished, "user")
     if failed:
-        screen.err.print(
-            f"{len(failed)} of {screen.count(len(done), 'user')} failed; the same command tries them again"
-        )
+        screen.err.print(f"{len(failed)} of {total} failed; the same command tries them again")
+    if unfinished:
+        screen.err.print(f"stopped: {len(done)} of {total} are done; the same command goes on")

@@ -12,18 +12,22 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from lychee_local.backends.native import processors
 from lychee_local.errors import BadInput, LycheeError
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+Where = Literal["processes", "ray"]
 
 # So often a task is tried whose process ends under it: once by chance, twice by bad luck, and then it is the task.
 TRIES = 3
@@ -67,7 +71,7 @@ class _Tasks(Generic[A]):
 
 
 class Processes:
-    """`workers` processes of this machine, which share its processors evenly."""
+    """`workers` processes of this machine, which share its processors evenly. Each is started with its first task."""
 
     def __init__(self, workers: int) -> None:
         if workers < 1:
@@ -76,66 +80,100 @@ class Processes:
 
     def each(self, work: Callable[[A], B], tasks: Iterable[A]) -> Iterator[tuple[A, B | Lost]]:
         queue = _Tasks(tasks)
-        # One pool for each worker: where one process dies, its own task is known, and the others go on.
-        free = [_Worker(place, self._workers) for place in range(self._workers)]
-        busy: dict[Future[B], tuple[_Worker, A, int]] = {}
+        free = [_Worker(_part(place, self._workers)) for place in range(self._workers)][::-1]
+        every = tuple(free)
+        busy: dict[_Worker, tuple[A, int]] = {}
         try:
             while True:
                 while free and (taken := queue.take()) is not None:
                     worker = free.pop()
-                    busy[worker.submit(work, taken[0])] = worker, *taken
+                    busy[worker] = taken
+                    worker.begin(work, taken[0])
                 if not busy:
                     return
-                for future in wait(busy, return_when=FIRST_COMPLETED).done:
-                    worker, task, tries = busy.pop(future)
+                for worker in _ready(busy):
+                    task, tries = busy.pop(worker)
                     free.append(worker)
                     try:
-                        answer: B | Lost = future.result()
-                    except BrokenProcessPool:
-                        worker.begin_anew()
+                        answer: B | Lost = worker.answer()
+                    except EOFError:
                         lost = queue.lose(task, tries, "killed, or out of memory")
                         if lost is None:
                             continue
                         answer = lost
                     yield task, answer
         finally:
-            for worker, _, _ in busy.values():
-                worker.kill()
-            for worker in free:
-                worker.end()
+            # All are ended before any is waited for, so that a second Ctrl-C leaves none behind.
+            for worker in every:
+                worker.end(busy=worker in busy)
+            for worker in every:
+                worker.wait()
 
 
 class _Worker:
-    """A pool of one process with its part of the processors."""
+    """A process with its part of the processors, started when there is something to do, and anew after its end."""
 
-    def __init__(self, place: int, workers: int) -> None:
-        self._part = _part(place, workers)
-        self.begin_anew()
+    def __init__(self, part: tuple[int, ...]) -> None:
+        self._part = part
+        self._process: SpawnProcess | None = None
+        self._pipe: Connection | None = None
 
-    def begin_anew(self) -> None:
+    def begin(self, work: Callable[[A], B], task: A) -> None:
+        """Hand it a task; `answer` gives what came of it."""
+        if self._process is None or not self._process.is_alive():
+            self._start()
+        assert self._pipe is not None
+        try:
+            self._pipe.send((work, task))
+        except OSError:  # it was killed while it waited
+            self._start()
+            self._pipe.send((work, task))
+
+    def _start(self) -> None:
         # A forked process would share the threads and locks of engines that are loaded here.
         spawn = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(1, spawn, initializer=_settle, initargs=(self._part,))
-        self._pid: Future[int] | None = None
+        if self._pipe is not None:
+            self._pipe.close()
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(theirs, self._part), daemon=True)
+        self._process.start()
+        theirs.close()  # so that its end is the end of what can be read here
 
-    def submit(self, work: Callable[[A], B], task: A) -> Future[B]:
+    @property
+    def pipe(self) -> Connection:
+        assert self._pipe is not None
+        return self._pipe
+
+    def answer(self) -> Any:
+        """What came of the task; what `work` raised is raised here.
+
+        Raises:
+            EOFError: the process has ended.
+        """
         try:
-            if self._pid is None:
-                self._pid = self.pool.submit(os.getpid)
-            return self.pool.submit(work, task)
-        except BrokenProcessPool:  # it was killed while it waited
-            self.begin_anew()
-            return self.submit(work, task)
+            raised, value = self.pipe.recv()
+        except OSError as error:
+            raise EOFError from error
+        if raised:
+            raise value
+        return value
 
-    def kill(self) -> None:
-        """End it in the middle of a task, which a task has to bear anyway."""
-        if self._pid is not None:
-            with suppress(BrokenProcessPool, ProcessLookupError):
-                os.kill(self._pid.result(), signal.SIGKILL)
-        self.end()
+    def end(self, *, busy: bool) -> None:
+        """End it: at once in the middle of a task, which a task has to bear anyway, else when it finds no other."""
+        if self._process is not None and busy:
+            self._process.kill()
+        if self._pipe is not None:
+            self._pipe.close()
 
-    def end(self) -> None:
-        self.pool.shutdown(wait=True, cancel_futures=True)
+    def wait(self) -> None:
+        if self._process is not None:
+            self._process.join()
+
+
+def _ready(busy: Collection[_Worker]) -> list[_Worker]:
+    """Those that have answered or ended; waits for one at least."""
+    pipes = {worker.pipe: worker for worker in busy}
+    return [pipes[pipe] for pipe in connection.wait(list(pipes)) if isinstance(pipe, connection.Connection)]
 
 
 def _part(place: int, workers: int) -> tuple[int, ...]:
@@ -144,16 +182,31 @@ def _part(place: int, workers: int) -> tuple[int, ...]:
         return ()
     mine = sorted(os.sched_getaffinity(0))
     first, last = place * len(mine) // workers, (place + 1) * len(mine) // workers
-    return tuple(mine[first:last]) or (mine[place % len(mine)],)
+    return tuple(mine[first:last]) or (mine[first],)
 
 
-def _settle(part: tuple[int, ...]) -> None:
-    """Before its first task: its processors; Ctrl-C, which a terminal sends to all, is left to the parent; and an end
-    of its own where that is killed, since nobody would tell it."""
+def _serve(pipe: Connection, part: tuple[int, ...]) -> None:
+    """What a process does: task after task, until there is nothing more to read.
+
+    Ctrl-C, which a terminal sends to all, is left to the parent; the end of a parent in the middle of a task is noticed
+    by a thread, since nobody would tell.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if part:
         os.sched_setaffinity(0, part)
+    with suppress(EOFError):
+        while True:
+            work, task = pipe.recv()
+            try:
+                answer = False, work(task)
+            except Exception as error:  # noqa: BLE001 - it is raised again where the task came from
+                error.add_note(traceback.format_exc())
+                answer = True, error
+            try:
+                pipe.send(answer)
+            except Exception as error:  # noqa: BLE001 - whatever cannot be sent, and how it says so
+                pipe.send((True, LycheeError(f"what came of a task cannot be sent: {error}: {answer[1]!r:.200}")))
 
 
 def _end_with_parent() -> None:
@@ -163,11 +216,30 @@ def _end_with_parent() -> None:
         os._exit(1)  # in the middle of a task, which a task has to bear anyway
 
 
+@contextmanager
+def executor(where: Where, *, workers: int, address: str | None, threads: int | None) -> Iterator[Executor]:
+    """The executor of that name: `workers` processes of this machine, or tasks of `threads` processors on the Ray
+    cluster at `address`, None for one of our own.
+
+    Raises:
+        BadInput: an address of what is no cluster.
+        LycheeError: see `Ray`.
+    """
+    if where == "ray":
+        with closing(Ray(address=address, threads=threads)) as cluster:
+            yield cluster
+        return
+    if address is not None:
+        raise BadInput("--address is the address of a Ray cluster", hint="say --executor ray too")
+    yield Processes(workers)
+
+
 class Ray:
     """The machines of a Ray cluster: that at `address`, or one of this machine alone that ends with the work.
 
     Each task gets `threads` processors. Every machine needs this package in the same version, and the same folders
-    under the same paths. Nothing is sent but tasks and answers; Ray's own report of its use is switched off.
+    under the same paths. Nothing is sent but tasks and answers. A cluster of our own does not report its use to Ray's
+    authors; whether another does was decided where it was started (`ray start --disable-usage-stats`).
 
     Raises:
         LycheeError: Ray is not installed, there is no cluster at `address`, or none of its machines is large enough.
@@ -184,7 +256,13 @@ class Ray:
         self._ours = not ray.is_initialized()
         if self._ours:
             try:
-                ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+                quiet: dict[str, Any] = {
+                    "include_dashboard": False,
+                    "log_to_driver": False,
+                    "logging_level": logging.ERROR,
+                }
+                # Without "local" it would join any cluster that runs on this machine or that RAY_ADDRESS names.
+                ray.init(address=address or "local", **quiet)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise LycheeError(f"no Ray cluster answers at {address}: {error}", hint="run: ray status") from error
         largest = max((int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]), default=0)

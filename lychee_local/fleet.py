@@ -9,6 +9,8 @@ the same records on all machines of one kind.
 from __future__ import annotations
 
 import time
+import traceback
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,8 +22,8 @@ from lychee_local.engines import Engines
 from lychee_local.errors import BadInput, LycheeError, there_are
 from lychee_local.executors import Executor, Lost
 from lychee_local.memory import Memory
-from lychee_local.store import memories, require_folder
-from lychee_local.types import Message
+from lychee_local.store import memories, require_folder, require_memory
+from lychee_local.types import Message, Progress
 
 Verb = Literal["import", "consolidate", "reencode"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
@@ -34,7 +36,8 @@ SUFFIX = ".jsonl"
 @dataclass(frozen=True, slots=True)
 class Job:
     """What is done for one user. Paths are those of the machine that does it. `llm` is the name of a card, or None for
-    the rules; `threads` is how many a model gets, on which its last digits depend; `file` is what is imported."""
+    the rules; `threads` is how many a model gets, on which its last digits depend, None for as many as are best;
+    `file` is what is imported. `refused` says why nothing can be done for this user."""
 
     verb: Verb
     user: str
@@ -43,12 +46,14 @@ class Job:
     llm: str | None = None
     threads: int | None = None
     file: str | None = None
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a job added, and the tokens it took, prompt and output together. `error` says why it ended early; what it
-    did until then is kept."""
+    """What a job added, and the tokens it took, prompt and output together; `segments` are those that were cut by an
+    import, else those that were encoded. `error` says why it ended early: what it did until then is kept, and counted
+    unless its process was killed."""
 
     user: str
     turns: int = 0
@@ -81,23 +86,38 @@ def jobs(
     job = Job(verb, "", str(home), profile, llm, threads)
     if folder is None:
         require_folder(home)
-        found = {user: replace(job, user=user) for user in memories(home)}
+        found = {user: replace(job, user=user, refused=wrong) for user, wrong in memories(home).items()}
     else:
-        found = {path.stem: replace(job, user=path.stem, file=str(path)) for path in _files(folder)}
-    if missing := [name for name in names if name not in found]:
+        found = {user: replace(job, user=user, file=str(path), refused=wrong) for user, path, wrong in _files(folder)}
+    wanted = {unicodedata.normalize("NFC", name) for name in names}
+    if missing := sorted(wanted - found.keys()):
         raise BadInput(f"there is no {missing[0]!r} in {folder or home}", hint=there_are(found))
     if not found:
         raise BadInput(
             f"there is nothing to {verb} in {folder or home}",
             hint=f"a folder holds one NAME{SUFFIX} for each user" if folder else "remember something first",
         )
-    return tuple(found[name] for name in sorted(names or found))
+    # What every job needs, before the first begins.
+    Engines(profile, home=home, llm=None, embedder="auto", reranker=None).embedder_identity()
+    return tuple(found[name] for name in sorted(wanted or found))
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path) -> Iterator[tuple[str, Path, str]]:
+    """Each conversation, with the user whose it is, and why it cannot be taken if so."""
     if not folder.is_dir():
         raise BadInput(f"{folder} is no folder", hint=f"it holds one NAME{SUFFIX} for each user")
-    return sorted(folder.glob(f"*{SUFFIX}"))
+    met: dict[str, Path] = {}
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        if path.name.startswith("."):
+            continue  # what systems and editors put beside a file
+        user = unicodedata.normalize("NFC", path.stem)
+        if user in met:
+            yield user, path, f"two files are of this user: {met[user].name} and {path.name}"
+        elif not path.is_file():
+            yield user, path, f"{path} is no file"
+        else:
+            yield user, path, ""
+        met[user] = path
 
 
 def run(work: Sequence[Job], executor: Executor) -> Iterator[Outcome]:
@@ -109,7 +129,12 @@ def run(work: Sequence[Job], executor: Executor) -> Iterator[Outcome]:
 def perform(job: Job) -> Outcome:
     """Do one job, in the process that calls this. Models stay loaded for the next one."""
     began = time.monotonic()
+    if job.refused:
+        return Outcome(job.user, error=job.refused)
     try:
+        messages = _messages(job) if job.verb == "import" else ()
+        if job.verb != "import":
+            require_memory(Path(job.home), job.user)
         engines = _engines(job.home, job.profile, job.llm, job.threads)
         with Memory.open(
             job.user,
@@ -120,21 +145,51 @@ def perform(job: Job) -> Outcome:
             reranker=None,
             wait_seconds=WAIT_SECONDS,
         ) as memory:
-            outcome = _done(job, memory)
-            pending = len(memory.pending())
+            outcome = _done(job, memory, messages)
     except LycheeError as error:
-        return Outcome(job.user, seconds=time.monotonic() - began, error=str(error))
-    return replace(outcome, pending=pending, seconds=time.monotonic() - began)
+        outcome = Outcome(job.user, error=str(error))
+    except Exception as error:  # noqa: BLE001 - a fault of ours with one user is no reason to stop all the others
+        traceback.print_exc()
+        outcome = Outcome(job.user, error=f"{type(error).__name__}: {error}")
+    return replace(outcome, seconds=time.monotonic() - began)
 
 
-def _done(job: Job, memory: Memory) -> Outcome:
-    if job.verb == "import":
-        stored = memory.remember(_messages(job), encode=False)
-        ended = memory.flush(encode=False)
-        return Outcome(job.user, len(stored.turns), len(stored.segments) + len(ended.segments))
-    done = memory.consolidate() if job.verb == "consolidate" else memory.reencode()
-    tokens = sum(u.prompt_tokens + u.output_tokens for u in done.usage)
-    return Outcome(job.user, segments=len(done.segments), records=len(done.records), tokens=tokens)
+def _done(job: Job, memory: Memory, messages: Sequence[Message]) -> Outcome:
+    """What was done, also where it ended early."""
+    before, last = memory.stats(), _Last()
+    error = ""
+    try:
+        if job.verb == "import":
+            memory.remember(messages, encode=False)
+            for session in dict.fromkeys(message.session for message in messages):
+                memory.flush(session, encode=False)
+        elif job.verb == "consolidate":
+            memory.consolidate(on_progress=last)
+        else:
+            memory.reencode(on_progress=last)
+    except LycheeError as stopped:
+        error = str(stopped)
+    after = memory.stats()
+    return Outcome(
+        job.user,
+        turns=after.turns - before.turns,
+        segments=after.segments - before.segments if job.verb == "import" else last.segments,
+        records=last.records,
+        pending=after.pending,
+        tokens=after.construction_tokens - before.construction_tokens,
+        error=error,
+    )
+
+
+class _Last:
+    """What a job has done when it last told of its progress."""
+
+    segments = 0
+    records = 0
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.stage == "encode":
+            self.segments, self.records = progress.done, progress.records
 
 
 def _messages(job: Job) -> tuple[Message, ...]:

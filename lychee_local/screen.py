@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 out = Console(soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout and sys.stdout.isatty() else 200)
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _PLAIN_EVERY_SECONDS = 5.0
 
 REASONS: dict[CutReason, str] = {
@@ -104,8 +104,9 @@ def plain(value: object) -> object:
 
 
 def print_json(value: object) -> None:
-    """The one document that `--json` prints."""
-    sys.stdout.write(json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n")
+    """The one document that `--json` prints; what is no UTF-8, as a file's name can be, is escaped in it."""
+    text = json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n"
+    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 # --- for people ------------------------------------------------------------------------------------------------------

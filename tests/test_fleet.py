@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,14 @@ import pytest
 from terminal import Lychee
 
 from lychee_local import fleet
-from lychee_local.errors import BadInput, LycheeError
-from lychee_local.executors import TRIES, Executor, Lost, Processes, Ray
+from lychee_local.backends.fake import FakeCall, FakeLLM, Reply
+from lychee_local.errors import BadInput, LycheeError, ModelError
+from lychee_local.executors import TRIES, Executor, Lost, Processes, Ray, _part
 from lychee_local.memory import Memory
+from lychee_local.settings import EncodeSettings, Settings
+from lychee_local.store import memories
+from lychee_local.store.manifest import user_folder
+from lychee_local.types import Message
 
 TALKS = {
     "ana": ("I moved to Lisbon in March 2024.", "My sister Eva teaches chess on Sundays."),
@@ -133,6 +140,37 @@ def test_a_worker_that_was_killed_while_it_waited_is_replaced(tmp_path: Path) ->
     assert second != first
 
 
+def unsendable(_: int) -> Any:
+    return lambda: None
+
+
+def told(_: int) -> None:
+    raise KeyError("where it happened")
+
+
+def test_what_cannot_be_sent_is_an_error_and_a_raised_error_says_where_it_was_raised() -> None:
+    with pytest.raises(LycheeError, match="what came of a task cannot be sent"):
+        list(Processes(1).each(unsendable, (1,)))
+    with pytest.raises(KeyError) as raised:
+        list(Processes(1).each(told, (1,)))
+    assert "in told" in raised.value.__notes__[0]
+
+
+def test_no_more_processes_start_than_there_are_tasks() -> None:
+    """200 idle ones would need more descriptors than a process gets."""
+    assert [answer for _, answer in Processes(5_000).each(doubled, (1, 2))] in ([2, 4], [4, 2])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
+def test_processors_are_shared_out_evenly(workers: int) -> None:
+    parts = [_part(place, workers) for place in range(workers)]
+    every = sorted(os.sched_getaffinity(0))
+    taken = [processor for part in parts for processor in part]
+    assert set(taken) == set(every)
+    counts = [taken.count(processor) for processor in every]
+    assert max(counts) - min(counts) <= 1
+
+
 def test_a_number_of_workers_below_one_is_refused() -> None:
     with pytest.raises(BadInput, match="workers is 0"):
         Processes(0)
@@ -194,12 +232,135 @@ def test_the_command_imports_and_consolidates_and_tells_of_each_user(lychee: Lyc
 def test_trouble_with_one_user_is_named_and_costs_no_other(lychee: Lychee, models: Path, talks: Path) -> None:
     (talks / "eve.jsonl").write_text("no JSON\n", encoding="utf-8")
     (talks / "fay.jsonl").mkdir()
+    (talks / "ida.jsonl").write_bytes(b"")
+    os.mkfifo(talks / "pip.jsonl")
+    (talks / "._ana.jsonl").write_bytes(b"\0\5\x16\7")  # what macOS puts beside a file
     done = lychee("fleet", "import", str(talks))
     assert done.code == 1
     assert "eve: line 1" in done.err
-    assert "fay.jsonl cannot be read: Is a directory" in done.err
-    assert "2 of 5 users failed" in done.err
+    assert "fay.jsonl is no file" in done.err
+    assert "pip.jsonl is no file" in done.err
+    assert "4 of 7 users failed" in done.err
     assert lychee("stats", "--user", "ana").code == 0
+    assert list(memories(models)) == ["ana", "bob", "chi"], "a bad file makes no memory"
+
+
+@pytest.mark.model
+def test_a_memory_that_cannot_be_opened_is_a_failure_and_not_left_out(
+    lychee: Lychee, models: Path, talks: Path
+) -> None:
+    lychee("fleet", "import", str(talks))
+    folders = {user: user_folder(models, user) for user in TALKS}
+    (folders["ana"] / "manifest.json").write_text("{", encoding="utf-8")
+    (folders["bob"] / "manifest.json").unlink()
+    (models / "users" / "notes.txt").write_text("somebody else's", encoding="utf-8")
+    done = lychee("fleet", "consolidate", "--no-llm", "--json")
+    assert done.code == 1
+    assert done.json["failed"] == 2
+    errors = {o["user"]: o["error"] for o in done.json["users"]}
+    assert "is damaged" in errors[folders["ana"].name]
+    assert "manifest.json is missing" in errors[folders["bob"].name]
+    assert errors["chi"] == ""
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("verb", ["consolidate", "reencode"])
+def test_a_memory_that_is_gone_is_not_made_anew(models: Path, verb: fleet.Verb) -> None:
+    done = fleet.perform(fleet.Job(verb, "zoe", str(models), "tiny"))
+    assert "there is no memory of 'zoe'" in done.error
+    assert list(memories(models)) == []
+
+
+@pytest.mark.model
+def test_an_error_that_nobody_expected_is_told_of_one_user(
+    models: Path, talks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = fleet.Job("import", "ana", str(models), "tiny", file=f"{talks}/a\0b")
+    done = fleet.perform(job)
+    assert done.error == "ValueError: embedded null byte"
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.model
+def test_an_import_ends_the_sessions_of_its_file_alone(lychee: Lychee, models: Path, talks: Path) -> None:
+    lychee("remember", "--text", "I am still talking.", "--session", "live", "--user", "ana", "--no-llm")
+    lychee("fleet", "import", str(talks))
+    with Memory.open("ana", home=models, profile="tiny", llm=None, reranker=None, read_only=True) as memory:
+        assert "live" in {turn.session for turn in memory.turns()}
+        assert "live" not in {segment.session for segment in memory.segments()}
+
+
+@pytest.mark.model
+def test_one_user_in_two_files_or_named_twice_is_one_user(lychee: Lychee, models: Path, talks: Path) -> None:
+    ana = (talks / "ana.jsonl").read_bytes()
+    for form in ("NFC", "NFD"):
+        (talks / f"{unicodedata.normalize(form, 'José')}.jsonl").write_bytes(ana)
+    done = lychee("fleet", "import", str(talks), "--json")
+    assert done.code == 1
+    assert [(o["user"], bool(o["error"])) for o in done.json["users"]] == [
+        ("José", True),
+        ("ana", False),
+        ("bob", False),
+        ("chi", False),
+    ]
+    assert "two files are of this user" in done.json["users"][0]["error"]
+    some = lychee("fleet", "consolidate", "ana", "ana", "--no-llm", "--workers", "2", "--json")
+    assert [o["user"] for o in some.json["users"]] == ["ana"]
+
+
+@pytest.mark.model
+@pytest.mark.skipif(sys.platform == "darwin", reason="every file's name is UTF-8 there")
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_a_file_whose_name_is_no_text_is_named_as_it_can_be(
+    lychee: Lychee, models: Path, talks: Path, as_json: tuple[str, ...]
+) -> None:
+    (talks / "\udcff[work].jsonl").write_bytes((talks / "ana.jsonl").read_bytes())
+    done = lychee("fleet", "import", str(talks), *as_json)
+    assert done.code == 1
+    assert "\\udcff[work]" in done.out
+    assert "cannot be a user name" in (done.out if as_json else done.err)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [(["--profile", "nonsense"], 2, "nonsense"), ([], 4, "all-minilm-l6-v2 is not on this machine")],
+)
+def test_what_every_user_needs_is_looked_at_once_and_first(
+    lychee: Lychee, talks: Path, options: list[str], code: int, says: str
+) -> None:
+    done = lychee("fleet", "import", str(talks), *options)
+    assert done.code == code
+    assert done.err.count(says) == 1
+
+
+@pytest.mark.model
+def test_what_was_done_before_an_error_is_counted(models: Path) -> None:
+    """The model ends after the first of two sessions; what it gave of that is there, and is told."""
+    talk = [Message("Ana moved to Lisbon in March 2024.", session="a"), Message("Bo sold his bike.", session="b")]
+    with Memory.open("ana", home=models, profile="tiny", llm=None, reranker=None) as memory:
+        memory.remember(talk, encode=False)
+        memory.flush(encode=False)
+    calls = count()
+
+    def ends_early(call: FakeCall) -> Reply:
+        if next(calls):
+            raise ModelError("the model is gone")
+        return json.dumps({name: ["Ana moved to Lisbon."] for name in _keys(call)})
+
+    llm = FakeLLM(ends_early, prompt_style="compact")
+    with Memory.open(
+        "ana", home=models, profile="tiny", llm=llm, reranker=None, settings=Settings(encode=EncodeSettings(width=1))
+    ) as memory:
+        done = fleet._done(fleet.Job("consolidate", "ana", str(models), "tiny"), memory, ())
+    assert "the model is gone" in done.error
+    assert (done.segments, done.pending) == (1, 1)
+    assert done.records >= 1
+    assert done.tokens > 0
+
+
+def _keys(call: FakeCall) -> list[str]:
+    assert call.schema is not None
+    return [field.alias or name for name, field in call.schema.model_fields.items()]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +368,6 @@ def test_trouble_with_one_user_is_named_and_costs_no_other(lychee: Lychee, model
     [
         (["fleet", "consolidate", "--no-llm"], "there is nothing to consolidate in"),
         (["fleet", "import", "nowhere"], "nowhere is no folder (it holds one NAME.jsonl for each user)"),
-        (["fleet", "consolidate", "--no-llm", "--address", "h:1"], "--address is the address of a Ray cluster"),
     ],
 )
 def test_mistakes_are_one_line(lychee: Lychee, tmp_path: Path, arguments: list[str], says: str) -> None:
@@ -218,6 +378,15 @@ def test_mistakes_are_one_line(lychee: Lychee, tmp_path: Path, arguments: list[s
     assert done.out == ""
 
 
+@pytest.mark.model
+def test_an_address_is_of_a_cluster(lychee: Lychee, models: Path, talks: Path) -> None:
+    done = lychee("fleet", "import", str(talks), "--address", "h:1")
+    assert done.code == 2
+    assert "--address is the address of a Ray cluster" in done.err
+    assert list(memories(models)) == []
+
+
+@pytest.mark.model
 def test_a_user_who_is_not_there_is_named(lychee: Lychee, models: Path, talks: Path) -> None:
     done = lychee("fleet", "import", str(talks), "dan")
     assert done.code == 2

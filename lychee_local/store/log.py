@@ -13,7 +13,7 @@ import errno
 import fcntl
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,14 +112,10 @@ class Log:
 
     def _require_empty(self) -> None:
         """A folder without a manifest is ours to fill only if it holds nothing but what a killed first start left."""
+        if _has_lines(self.path):
+            raise _manifest_lost(self.path)
         present = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
-        strange = present - {LOCK, MANIFEST + ".tmp"}
-        if any((self.path / name / lines).exists() for name in (*strange, ".") for lines in LINE_FILES):
-            raise StoreDamaged(
-                f"{self.path / MANIFEST} is missing: the lines are still there, but not which of them are committed",
-                hint="restore the folder from a backup, or take up every line that is whole: lychee check --repair",
-            )
-        strange -= {epoch_folder(1)}
+        strange = present - {LOCK, MANIFEST + ".tmp", epoch_folder(1)}
         if strange:
             raise StoreError(
                 f"{self.path} holds files of another program: {', '.join(sorted(strange)[:3])}",
@@ -387,22 +383,43 @@ def require_memory(home: Path, user: str) -> None:
 
 def no_memory(name: str, path: Path) -> StoreError:
     """The error for a user who has none; its hint names those who have."""
-    known = _users(path.parent)
+    known = sorted(name for name, wrong in _users(path.parent) if not wrong)
     hint = there_are(known) if known else "remember something first"
     return StoreError(f"there is no memory of {name!r} in {path}", hint=hint)
 
 
-def memories(home: Path) -> list[str]:
-    """The users who have a memory below `home`, sorted; those whose manifest cannot be read are left out."""
-    return _users(home / "users")
+def memories(home: Path) -> dict[str, str]:
+    """The users who have a memory below `home`, sorted, each with what is wrong with its manifest: nothing, as a rule.
+    One whose manifest cannot be read goes by the name of its folder."""
+    return dict(sorted(_users(home / "users")))
 
 
-def _users(folder: Path) -> list[str]:
-    names = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        with contextlib.suppress(StoreError, OSError):
-            names.append(str(parse_manifest(read_file(path / MANIFEST), path)["user"]))
-    return sorted(names)
+def _has_lines(path: Path) -> bool:
+    """Whether a memory's folder holds lines of one, whatever else is missing in it."""
+    places = (path, *(entry for entry in path.iterdir() if entry.is_dir())) if path.is_dir() else ()
+    return any((place / lines).exists() for place in places for lines in LINE_FILES)
+
+
+def _manifest_lost(path: Path) -> StoreDamaged:
+    return StoreDamaged(
+        f"{path / MANIFEST} is missing: the lines are still there, but not which of them are committed",
+        hint="restore the folder from a backup, or take up every line that is whole: lychee check --repair",
+    )
+
+
+def _users(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        try:
+            yield str(parse_manifest(read_file(path / MANIFEST), path)["user"]), ""
+        except StoreError as error:
+            yield path.name, str(error)
+        except NotADirectoryError:
+            continue  # somebody else's file
+        except FileNotFoundError:
+            if _has_lines(path):  # else it is another program's, or what a killed first start left
+                yield path.name, str(_manifest_lost(path))
+        except OSError as error:
+            yield path.name, str(os_error(error, "open", path))
 
 
 def _whole_lines(fd: int, end: int) -> int:
