@@ -2,7 +2,8 @@
 
     python -m benchmarks.recall_time --text LOCOMO.json --home DIR --user conv-26
     python -m benchmarks.recall_time --text LOCOMO.json --turns 1000
-    python -m benchmarks.recall_time --text LOCOMO.json --turns 100000 --with-graph
+    python -m benchmarks.recall_time --text LOCOMO.json --turns 100000 --with-graph --append scale.jsonl
+    python -m benchmarks.recall_time --plot scale.jsonl --out docs/plots/recall-scale.png     # needs the group `bench`
 
 Asked are LoCoMo's questions, of the conversation that the memory is named after, else of all, shuffled; each once,
 after `WARMING` others, so that no vector of a question is known before. Reported in milliseconds: p50 and p95 of the
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import tempfile
 import time
 import zlib
@@ -30,7 +32,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.store_scale import TOPICS, USER, Shape, about, alone, build, build_graphs
+from benchmarks.store_scale import TOPICS, USER, Shape, about, alone, build, build_graphs, logarithmic
 from benchmarks.words_scale import questions
 from lychee_local import Memory, cards, pull
 from lychee_local.backends import Embedder, Vectors
@@ -101,7 +103,7 @@ def measure(memory: Memory, asked: Sequence[str], k: int) -> dict[str, dict[str,
 def synthetic(options: argparse.Namespace) -> Iterator[Path]:
     """A folder with a memory of so many turns; it goes at the end."""
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        shape = Shape(options.turns, DIMENSION, "float32", "all", options.text, Path(folder))
+        shape = Shape(options.turns, DIMENSION, "float32", options.fields, options.text, Path(folder))
         alone(build, shape)
         if options.with_graph:
             alone(build_graphs, shape)
@@ -128,7 +130,8 @@ def run(options: argparse.Namespace, home: Path, user: str) -> dict[str, object]
         held = memory.stats()
         times = measure(memory, asked, options.k)
     sizes = {"turns": held.turns, "records": held.records, "nodes": held.nodes}
-    return {**sizes, "k": options.k, "questions": len(asked) - WARMING, "milliseconds": times}
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return {**sizes, "k": options.k, "questions": len(asked) - WARMING, "milliseconds": times, "peak_mb": peak_mb}
 
 
 def show(result: dict[str, object]) -> None:
@@ -141,13 +144,42 @@ def show(result: dict[str, object]) -> None:
     Console(width=120).print(table)
 
 
+def plot(results: Path, out: Path) -> None:
+    """Each stage's median of the processor's time, and the memory, against the turns of the memory."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    figure, (times, memory) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for with_records, style in ((True, "o-"), (False, "x--")):
+        rows = sorted((r for r in lines if bool(r["records"]) == with_records), key=lambda r: int(r["turns"]))
+        turns = [r["turns"] for r in rows]
+        for number, stage in enumerate(rows[0]["milliseconds"] if rows else ()):
+            label = stage if with_records else None
+            medians = [r["milliseconds"][stage]["p50 CPU"] for r in rows]
+            times.plot(turns, medians, style, color=f"C{number}", label=label)
+        memory.plot(turns, [r["peak_mb"] for r in rows], style, color="C0")
+    logarithmic(times, "a question without a language model", "milliseconds of the processor, median")
+    times.legend(fontsize=7)
+    logarithmic(memory, "peak memory of the process that asks", "MiB, with the embedder")
+    figure.suptitle("o: with records, x: turns only")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=80)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True, help="LoCoMo's file")
+    parser.add_argument("--text", type=Path, help="LoCoMo's file")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--home", type=Path, help="where the memory is that is asked; with --user")
     which.add_argument("--turns", type=int, help="make a memory of so many turns")
+    which.add_argument("--plot", type=Path, metavar="FILE", help="draw what --append has gathered, into --out")
     parser.add_argument("--user", default=USER)
+    parser.add_argument("--fields", choices=["all", "turns"], default="all", help="turns: no records, no nodes")
+    parser.add_argument("--append", type=Path, help="a file that gets the JSON line as well")
+    parser.add_argument("--out", type=Path, help="the picture of --plot")
     parser.add_argument("--with-graph", action="store_true", help="build the search graphs")
     parser.add_argument("--folder", type=Path, help="where the memory is made; default: a temporary folder")
     parser.add_argument("--k", type=int, default=15, help="items wanted")
@@ -155,13 +187,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", type=Path, default=cards.default_home(), help="where the models are")
     parser.add_argument("--model", default="all-minilm-l6-v2", help="the embedder")
     options = parser.parse_args(arguments)
+    if options.plot is not None:
+        if options.out is None:
+            parser.error("--plot needs --out")
+        plot(options.plot, options.out)
+        return
+    if options.text is None:
+        parser.error("--text names the questions")
     if options.home is not None:
         result = run(options, options.home, options.user)
     else:
         with synthetic(options) as home:
             result = run(options, home, USER)
     show(result)
-    print(json.dumps(result | about()))
+    line = json.dumps(result | about())
+    if options.append is not None:
+        with options.append.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    print(line)
 
 
 if __name__ == "__main__":

@@ -77,4 +77,7 @@ def _each(tasks: Iterator[_Task], executor: Executor | None) -> Iterator[Iterabl
 
 
 def _all_lines(task: _Task) -> list[Line]:
-    return list(ask_all(*task))
+    """A conversation's lines; those that a process had asked before it was ended are not asked again."""
+    setup, places, conversation, wanted = task
+    done = {i: line for i, line in kept(places.out, conversation.id).items() if i in wanted and not line["error"]}
+    return [*done.values(), *ask_all(setup, places, conversation, wanted - done.keys())]

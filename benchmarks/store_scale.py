@@ -557,12 +557,16 @@ def plot(results: Path, out: Path) -> None:
                 panels[panel].plot(*zip(*points, strict=True), style, color=colour, label=label)
     for name, panel in panels.items():
         unit = "MiB" if name == "size" else "milliseconds of the processor, median"
-        panel.set(title=name, xscale="log", yscale="log", xlabel="turns of one user", ylabel=unit)
-        panel.grid(alpha=0.3)
+        logarithmic(panel, name, unit)
         panel.legend(fontsize=7)
     figure.suptitle("o: with records, x: turns only")
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=80)
+
+
+def logarithmic(panel: Any, title: str, unit: str) -> None:
+    panel.set(title=title, xscale="log", yscale="log", xlabel="turns of one user", ylabel=unit)
+    panel.grid(alpha=0.3)
 
 
 SIZES = ("memory of a reader", "memory of a reader, without mapped files", "memory of a writer", "folder on disk")

@@ -16,7 +16,7 @@ from typing import Literal
 
 from lychee_local import dates, elapsed, fence
 from lychee_local.backends import LLM
-from lychee_local.errors import BadInput, PromptTooLong
+from lychee_local.errors import BadInput, GenerationFailed, PromptTooLong
 from lychee_local.settings import RecallSettings
 from lychee_local.types import ChatMessage, Evidence, QuestionType, Usage
 
@@ -225,14 +225,12 @@ def answer(
     notes = [f"{len(evidence) - kept} of {len(evidence)} items did not fit the model"] if kept < len(evidence) else []
     calls: list[Usage] = []
     asked = elapsed.asked(question) if settings.counted else None
-    if asked is not None and (now is not None or not asked.until_now):
-        counted, usage = _counted(asked, evidence[:kept], messages, llm, now, style)
-        if counted is not None:
-            if on_text is not None:
-                on_text(counted.text)
+    if asked is not None and (now is not None or asked.today is None):
+        counted = _counted(asked, evidence[:kept], messages, llm, now, style, on_text)
+        if counted.text:
             return replace(counted, notes=(*notes, *counted.notes))
-        calls.append(usage)
-        notes.append("the two dates are not in the evidence, so the length of time is the model's own")
+        calls += counted.usage
+        notes += counted.notes
     done = llm.complete(messages(kept), purpose="answer", max_tokens=settings.answer_output_tokens, on_text=on_text)
     calls.append(done.usage)
     marks = ""
@@ -261,25 +259,33 @@ def _counted(
     llm: LLM,
     now: datetime | None,
     style: Style,
-) -> tuple[Reply | None, Usage]:
-    """The length of time that was asked for, by the calendar between the two dates that the model finds; None where it
-    does not find two."""
+    on_text: Callable[[str], None] | None,
+) -> Reply:
+    """The length of time that was asked for, by the calendar between the two dates that the model finds; without text
+    where it does not find two."""
     known = elapsed.choices(evidence)
     schema = elapsed.schema(asked, known)
     dated = partial(messages, instead=elapsed.instruction(asked))
-    prompt = dated(_fitting(dated, len(evidence), llm, DATES_TOKENS))
-    done = llm.complete(prompt, purpose="answer", max_tokens=DATES_TOKENS, schema=schema)
-    found = elapsed.ends(schema.model_validate_json(done.text), known, now) if done.finish == "stop" else None
+    heard = None if on_text is None else lambda _: on_text("")  # nothing to hear yet, and a chance to end it
+    try:
+        prompt = dated(_fitting(dated, len(evidence), llm, DATES_TOKENS))
+        done = llm.complete(prompt, purpose="answer", max_tokens=DATES_TOKENS, schema=schema, on_text=heard)
+    except (PromptTooLong, GenerationFailed) as error:
+        return Reply("", (), (), (f"the dates could not be asked for: {error.message}",))
+    found = elapsed.ends(asked, schema.model_validate_json(done.text), known, now) if done.finish == "stop" else None
     length = found and elapsed.between(found[0].span, found[1].span, asked.unit)
     if not found or not length:
-        return None, done.usage
+        why = "the two dates are not in the evidence, so the length of time is the model's own"
+        return Reply("", (), (done.usage,), (why,))
     ends = sorted(found, key=lambda end: end.span.start)
     note = f"counted by the calendar: {ends[0].span} to {ends[1].span}"
     cited = tuple(dict.fromkeys(end.source for end in ends if end.source is not None))
     number = {e.id: n for n, e in enumerate(evidence, 1)}
     told = [dates.describe(e.span) + (f" [{number[e.source]}]" if e.source else "") for e in ends]
     text = length if style == "short" else f"{length[0].upper()}{length[1:]}, from {told[0]} to {told[1]}."
-    return Reply(text, cited, (done.usage,), (note,)), done.usage
+    if on_text is not None:
+        on_text(text)
+    return Reply(text, cited, (done.usage,), (note,))
 
 
 def _fitting(messages: Callable[[int], tuple[ChatMessage, ...]], available: int, llm: LLM, output_tokens: int) -> int:

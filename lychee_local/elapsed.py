@@ -22,14 +22,16 @@ from lychee_local import dates
 from lychee_local.types import DateSpan, Evidence
 
 Unit = Literal["day", "week", "month", "year"]
+Today = Literal["start", "end"] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`unit` is the one that the question names, None where it names none; `until_now`: one event, and today."""
+    """`unit` is the one that the question names, None where it names none. `today` says which end of the time today is:
+    the last for what is over, the first for what is to come, None for the time between two events."""
 
     unit: Unit | None
-    until_now: bool
+    today: Today
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +45,45 @@ class Dated:
 # --- the question ----------------------------------------------------------------------------------------------------
 
 _HOW_LONG = r"\bhow\s(?:long|much\stime|many\s(?:(?:full|whole)\s)?(?P<unit>day|week|month|year)s)(?:\sexactly)?"
-_PASSED = r"(?:pass(?:ed)?|elapsed?|lapsed?|went\sby|gone\sby|go\sby|(?:is|was|are|were)\sthere)"
-_HAS_PASSED = rf"(?:(?:has|have|had|did)\s)?(?:it\sbeen|it\sis|is\sit|(?:it\s)?{_PASSED})"
-# Each with whether it asks for the time until today.
-_WORDINGS: tuple[tuple[re.Pattern[str], bool], ...] = tuple(
-    (re.compile(_HOW_LONG + rest, re.I), until_now)
-    for rest, until_now in (
-        (r"\sago\b", True),
-        (r"\b[^?]{0,40}?\bbetween\b[^?]+\band\b", False),
-        (r"\b[^?]{0,40}?\bfrom\b[^?]+\b(?:to|until|till)\b", False),
-        (rf"\s{_HAS_PASSED}\ssince\b", True),
-        (r"\s(?:(?:is\sit|are\sthere|is\sleft|are\sleft|remain)\s)?(?:until|till)\b", True),
-        (r"\s(?:before|after)\b", False),
-        (rf"\s{_HAS_PASSED}\b[^?]*\b(?:before|until|when)\b", False),
+_PASSED = (
+    r"(?:(?:has|have|(?P<had>had)|did)\s)?(?:pass(?:ed)?|elapsed?|lapsed?|go\sby|gone\sby|went\sby|lies?|lay"
+    r"|(?:is|was|are|were)\s(?:it|there)|(?:it|there)\s(?:is|was|are|were|been))"
+)
+_A_START = r"did\sit\stake(?=\sfrom\s(?:the\s)?(?:start|beginning|first|day|moment|time)\b)"
+# Words that ask for dates alone: "How long is the road between A and B?" has them not. Each with where today stands.
+_WORDINGS: tuple[tuple[re.Pattern[str], Today], ...] = tuple(
+    (re.compile(_HOW_LONG + rest, re.I), today)
+    for rest, today in (
+        (r"\sago\b", "end"),
+        (rf"\s{_PASSED}\ssince\b", "end"),
+        (r"\s(?:(?:is\sit|are\sthere|is\sleft|are\sleft|remain)\s)?(?:until|till)\b", "start"),
+        (rf"(?:\s{_PASSED})?\sbetween\b(?=[^?]+\band\b)", None),
+        (rf"\s(?:{_PASSED}|{_A_START})\sfrom\b(?=[^?]+\b(?:to|until|till)\b)", None),
+        (r"\s(?:before|after)\b(?=[^?]+\b(?:did|was|were|had)\b)", None),
+        (rf"\s{_PASSED}\b(?=[^?]*\b(?:before|until|when)\b)", None),
     )
 )
-_ANOTHER_END = re.compile(r"\b(?:when|before|until|by\sthe\stime)\b", re.I)
+_HABIT = re.compile(
+    r"\b(?:does|do|usually|normally|typically|always|per|each|every|a\s(?:day|week|month|year))\b", re.I
+)
+_UNTIL_TODAY = re.compile(r"\b(?:and|to|until|till)\s(?:today|now)\b", re.I)
+_ANOTHER_END = re.compile(r"\b(?:when|before|until|by|as\sof|on\sthe\sday|at\sthe\stime)\b", re.I)
 
 
 def asked(question: str) -> Asked | None:
-    """Which length of time an English question asks for that lies between two dates; None where it asks for none."""
-    for wording, until_now in _WORDINGS:
+    """Which length of time an English question asks for that lies between two dates; None where it asks for none, or
+    for what is so again and again."""
+    if _HABIT.search(question):
+        return None
+    for wording, today in _WORDINGS:
         if match := wording.search(question):
             unit = cast("Unit | None", match["unit"] and match["unit"].lower())
-            return Asked(unit, until_now and not _ANOTHER_END.search(question, match.end()))
+            since = "had" in match.re.groupindex and today == "end"
+            if _UNTIL_TODAY.search(question, match.end()):
+                return Asked(unit, "end")
+            if since and (match["had"] or _ANOTHER_END.search(question, match.end())):
+                return Asked(unit, None)
+            return Asked(unit, today)
     return None
 
 
@@ -84,7 +101,7 @@ few words, each with its date as the memories give it, or unknown."""
 
 def instruction(wanted: Asked) -> str:
     """What the model is asked for in place of an answer."""
-    return ASK_FOR_DATES.format(ends="its one end, not today" if wanted.until_now else "both ends of it")
+    return ASK_FOR_DATES.format(ends="both ends of it" if wanted.today is None else "its one end, not today")
 
 
 def choices(evidence: Sequence[Evidence]) -> dict[str, Dated]:
@@ -107,17 +124,24 @@ def schema(wanted: Asked, known: Mapping[str, Dated]) -> type[BaseModel]:
     """What the model may say: an event with one of the known dates, for each end that is not today."""
     date_of: Any = Literal[(*known, _UNKNOWN)]
     event: Any = create_model("Event", __config__=_CLOSED, event=(_Name, ...), date=(date_of, ...))
-    ends: dict[str, Any] = dict.fromkeys(("first",) if wanted.until_now else ("first", "second"), (event, ...))
+    ends: dict[str, Any] = dict.fromkeys(("first", "second") if wanted.today is None else ("first",), (event, ...))
     return create_model("Ends", __config__=_CLOSED, **ends)
 
 
-def ends(said: BaseModel, known: Mapping[str, Dated], now: datetime | None) -> tuple[Dated, Dated] | None:
-    """The two dates of a reply in `schema`; None where one is unknown."""
-    chosen = [known.get(getattr(said, name).date) for name in type(said).model_fields]
-    if len(chosen) == 1 and now is not None:
-        chosen.append(Dated(DateSpan(now.date(), now.date(), "day"), None))
-    first, second = chosen
-    return None if first is None or second is None else (first, second)
+def ends(
+    wanted: Asked, said: BaseModel, known: Mapping[str, Dated], now: datetime | None
+) -> tuple[Dated, Dated] | None:
+    """The two dates of a reply in `schema`; None where one is unknown, or lies on the wrong side of today."""
+    first, *others = (known.get(getattr(said, name).date) for name in type(said).model_fields)
+    if wanted.today is None:
+        (second,) = others
+        return None if first is None or second is None else (first, second)
+    if first is None or now is None:
+        return None
+    today = now.date()
+    if first.span.start > today if wanted.today == "end" else first.span.end < today:
+        return None
+    return first, Dated(DateSpan(today, today, "day"), None)
 
 
 # --- the calendar ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from lychee_local import pull
 from lychee_local.backends.load import load_llm
 from lychee_local.backends.native import cores, installed_llama, processors
 from lychee_local.cards import Card
-from lychee_local.errors import ModelMissing
+from lychee_local.errors import ModelError, ModelMissing
 from lychee_local.types import ChatMessage
 
 # What a call costs that this is for: between an answer (1,900 tokens read, 10 written) and a segment (550, 310).
@@ -79,6 +79,7 @@ def tune(
     Raises:
         ModelMissing: the model is not on this machine.
         ModelDamaged, ConstraintNotApplied: it cannot be loaded.
+        ModelError: it writes nothing.
     """
     path = pull.locate(card, home)
     if path is None:
@@ -109,7 +110,7 @@ def threads_for(card: Card, home: Path) -> int | None:
         KeyError,
     ):  # not there, or damaged
         return None
-    return threads if isinstance(threads, int) and 1 <= threads <= processors() else None
+    return threads if type(threads) is int and 1 <= threads <= processors() else None
 
 
 def speed_of(card: Card, path: Path, threads: int) -> Speed:
@@ -124,6 +125,8 @@ def speed_of(card: Card, path: Path, threads: int) -> Speed:
         seconds = writing.seconds - (writing.prompt_tokens - writing.cached_tokens) / read
     finally:
         llm.close()
+    if not writing.output_tokens:
+        raise ModelError(f"{card.name} writes nothing, so its speed is not known", hint="run: lychee doctor")
     return Speed(threads, round(read, 2), round(writing.output_tokens / max(seconds, 1e-3), 2))
 
 

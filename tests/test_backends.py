@@ -96,6 +96,17 @@ def test_an_output_at_the_token_limit_says_so(llm: LLM) -> None:
     assert completion.usage.outcome == "length"
 
 
+@pytest.mark.model
+def test_no_token_is_too_long_to_be_read(smollm2: LlamaLLM) -> None:
+    """llama-cpp-python's own way gives nothing for more than 32 bytes: the word would be missing."""
+    vocabulary = smollm2._vocabulary
+    pieces = [vocabulary.piece(token) for token in range(vocabulary.size)]
+    assert max(map(len, pieces)) > 32
+    silent = [token for token, piece in enumerate(pieces) if not piece]
+    api, vocab = smollm2._api, vocabulary._vocab
+    assert all(api.llama_vocab_is_control(vocab, token) for token in silent)
+
+
 def test_pieces_of_text_arrive_as_they_are_decoded_and_join_to_the_whole(llm: LLM) -> None:
     pieces: list[str] = []
     completion = llm.complete(POEM, purpose="answer", max_tokens=6, on_text=pieces.append)

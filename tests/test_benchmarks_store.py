@@ -105,3 +105,20 @@ def test_scale_and_its_plot(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.store_scale", "plot", str(results), "--out", str(plot)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=300)
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_time_of_a_question_is_drawn_from_what_runs_appended(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install --group bench")
+    stages = {name: {"p50 CPU": time, "p50": time} for name, time in (("embed", 12.0), ("all", 40.0))}
+    rows = [
+        {"turns": turns, "records": records, "milliseconds": stages, "peak_mb": 150}
+        for turns, records in ((10_000, 9_994), (1_000, 998), (1_000, 0))
+    ]
+    results, picture = tmp_path / "scale.jsonl", tmp_path / "plots" / "scale.png"
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    recall_time.main(["--plot", str(results), "--out", str(picture)])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit):
+        recall_time.main(["--plot", str(results)])
+    with pytest.raises(SystemExit):
+        recall_time.main(["--turns", "1000"])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,6 +166,53 @@ def test_a_folder_that_cannot_be_written_costs_the_file_alone(
     assert answer.usage.cached_tokens > 100  # kept in memory all the same
     assert answer.text == fresh[ENCODER.content, SAID[1]]
     assert blocked.read_text(encoding="utf-8") == "no folder"
+
+
+def test_a_disk_that_fills_keeps_no_half_of_a_file(
+    smollm2_path: Path, tmp_path: Path, fresh: dict[tuple[str, str], str]
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with model(smollm2_path, tmp_path / "kept") as llm:
+            assert ask(llm, ENCODER, SAID[0]).text == fresh[ENCODER.content, SAID[0]]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files(tmp_path / "kept") == []
+
+
+def test_drafts_of_processes_that_were_killed_go_and_those_under_way_stay(smollm2_path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    old, new = folder / "a.prefix.1", folder / "b.prefix.2"
+    for draft, age in ((old, 3_600), (new, 5)):
+        draft.write_bytes(b"half")
+        os.utime(draft, (time.time() - age,) * 2)
+    with model(smollm2_path, folder) as llm:
+        ask(llm, ENCODER, SAID[0])
+    assert old not in files(folder)
+    assert new in files(folder)
+
+
+def test_an_interrupt_while_a_state_is_restored_costs_nothing_but_that_call(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: dict[tuple[str, str], str]
+) -> None:
+    """Ctrl-C is raised when llama.cpp returns: the memory is another then, and the numbers about it were not yet."""
+    with model(smollm2_path, None) as llm:
+        ask(llm, ENCODER, SAID[0])
+        ask(llm, ANSWERER, SAID[0])
+        restore = llm._prefixes.restore
+
+        def interrupted(context: Any, place: int, tokens: Sequence[int]) -> bool:
+            restore(context, place, tokens)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(llm._prefixes, "restore", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ask(llm, ENCODER, SAID[1])
+        assert ask(llm, ANSWERER, SAID[1]).text == fresh[ANSWERER.content, SAID[1]]
+        assert ask(llm, ENCODER, SAID[1]).text == fresh[ENCODER.content, SAID[1]]
 
 
 def test_files_not_used_for_longest_make_room(

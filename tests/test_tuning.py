@@ -10,7 +10,7 @@ from terminal import Lychee
 
 from lychee_local import cards, tuning
 from lychee_local.backends.llama import LlamaLLM
-from lychee_local.backends.native import cores, processors
+from lychee_local.backends.native import cores, processors, quota
 from lychee_local.cards import Card
 from lychee_local.engines import Engines
 from lychee_local.errors import ModelMissing
@@ -46,6 +46,30 @@ def test_a_core_is_counted_once_however_many_processors_it_has(tmp_path: Path) -
         (place / "thread_siblings_list").write_text(f"{n // 2 * 2}-{n // 2 * 2 + 1}\n")
     assert cores(tmp_path) in range((processors() + 1) // 2, processors() + 1)
     assert cores(tmp_path / "nothing") == processors()
+
+
+@pytest.mark.parametrize(
+    ("limits", "processors"),
+    [
+        ({}, None),
+        ({"": "max 100000"}, None),
+        ({"": "200000 100000"}, 2),
+        ({"": "150000 100000"}, 2),
+        ({"": "50000 100000"}, 1),
+        ({"user.slice/job": "400000 100000", "user.slice": "300000 100000", "": "max 100000"}, 3),
+        ({"": "nonsense"}, None),
+    ],
+)
+def test_a_container_s_share_of_the_processors_is_what_its_groups_grant(
+    tmp_path: Path, limits: dict[str, str], processors: int | None
+) -> None:
+    groups, mine = tmp_path / "cgroup", tmp_path / "mine"
+    for group, limit in limits.items():
+        (groups / group).mkdir(parents=True, exist_ok=True)
+        (groups / group / "cpu.max").write_text(limit + "\n")
+    mine.write_text("1:cpu:/old\n0::/user.slice/job\n")
+    assert quota(groups, mine) == processors
+    assert quota(groups, tmp_path / "nothing") == (None if "user.slice" in limits else processors)
 
 
 def one_is_best(card: Card, path: Path, threads: int) -> Speed:

@@ -96,7 +96,10 @@ class LlamaBatch:
         self._free = list(range(width))
         self._shelf = range(width, width + PREFIXES)  # the places of the prefixes
         self._prefixes: dict[str, _Prefix] = {}
-        cells = max(context, min(width * context, memory_bytes // _bytes_per_cell(api, llama.model)))
+        # A recurrent state is that behind the last token, so there is none of a prefix to copy.
+        self._shares = not (api.llama_model_is_recurrent(llama.model) or api.llama_model_is_hybrid(llama.model))
+        self._short = False  # the memory ran out, and nothing has ended since
+        cells = max(context, min(width * context, memory_bytes // _bytes_per_cell(api, llama)))
         self._native, self.cells = _new_context(api, llama.model, width, cells, least=context, threads=threads)
         self._memory = api.llama_get_memory(self._native)
         self._batch = api.llama_batch_init(PROMPT_CHUNK, 0, 1)
@@ -132,6 +135,8 @@ class LlamaBatch:
     # --- a sequence begins -------------------------------------------------------------------------------------------
 
     def _has_room(self, new: _Sequence) -> bool:
+        if self._short and self._active:
+            return False
         held = sum(s.cells for s in self._active) + sum(len(p.tokens) for p in self._prefixes.values())
         if held + new.cells <= self.cells:
             return True
@@ -146,12 +151,12 @@ class LlamaBatch:
         new.place = self._free.pop(0)
         self._active.append(new)
         prefix = self._prefix(new)
-        if prefix is not None and prefix.tokens:
+        if prefix is not None and prefix.tokens and prefix.tokens == new.tokens[: len(prefix.tokens)]:
             self._api.llama_memory_seq_cp(self._memory, prefix.place, new.place, 0, len(prefix.tokens))
             new.cached = len(prefix.tokens)
         if not self._evaluate_prompt(new.tokens, new.place, new.cached):
             return
-        if prefix is not None and not prefix.tokens:
+        if prefix in self._prefixes.values() and not prefix.tokens:  # where memory is short, it was let go meanwhile
             self._keep_prefix(prefix, new)
         schema = new.request.schema
         constraint = None if schema is None else self._engine.constraint(schema)
@@ -174,7 +179,7 @@ class LlamaBatch:
         """The entry for what its prompt shares with others: filled from what is kept of earlier batches, else empty
         until one of them was evaluated. None where it has no system message, which is what our prompts keep fixed."""
         head = new.request.messages[0]
-        if head.role != "system":
+        if head.role != "system" or not self._shares:
             return None
         if head.content not in self._prefixes:
             if len(self._prefixes) == PREFIXES:
@@ -233,6 +238,7 @@ class LlamaBatch:
         except GenerationFailed as error:
             answer = error
         self._leave(sequence)
+        self._short = False
         self._free.append(sequence.place)
         self._free.sort()
         self._answers.append((sequence.ticket, answer))
@@ -251,9 +257,13 @@ class LlamaBatch:
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, place
             batch.logits[i] = wanted
         status = self._api.llama_decode(self._native, batch)
+        if status == 1 and self._prefixes:  # no cells are left: first those go that nobody under way needs
+            self._forget_prefixes()
+            status = self._api.llama_decode(self._native, batch)
         if status == 0:
             return True
-        if status == 1 and len(self._active) > 1:  # no cells are left: the newest waits, and its place is given up
+        if status == 1 and len(self._active) > 1:  # the newest waits until another ends, and its place is given up
+            self._short = True
             newest = max(self._active, key=lambda s: s.ticket)
             self._leave(newest)
             self._waiting.appendleft(_Sequence(newest.ticket, newest.request, newest.tokens))
@@ -284,10 +294,15 @@ def too_long(model: str, prompt_tokens: int, max_tokens: int, context: int) -> P
     )
 
 
-def _bytes_per_cell(api: ModuleType, model: Any) -> int:
+def _bytes_per_cell(api: ModuleType, llama: Any) -> int:
     """Keys and values of one token in all layers, in half precision."""
-    width = api.llama_model_n_embd(model) // api.llama_model_n_head(model) * api.llama_model_n_head_kv(model)
-    return int(2 * 2 * width * api.llama_model_n_layer(model))
+    model = llama.model
+    name = llama.metadata.get("general.architecture", "")
+    usual = api.llama_model_n_embd(model) // api.llama_model_n_head(model)
+    each = sum(int(llama.metadata.get(f"{name}.attention.{part}_length", usual)) for part in ("key", "value"))
+    # Where layers differ, the first may have none.
+    heads = api.llama_model_n_head_kv(model) or api.llama_model_n_head(model)
+    return int(2 * each * heads * api.llama_model_n_layer(model))
 
 
 def _new_context(api: ModuleType, model: Any, width: int, cells: int, *, least: int, threads: int) -> tuple[Any, int]:

@@ -208,15 +208,13 @@ class LlamaLLM:
         """Evaluate what the context does not hold already, and what of the first `fixed` tokens is not kept from an
         earlier call; return how many tokens need not be evaluated."""
         shared = self._shared_prefix(tokens)
+        # Until the memory is what these numbers say, it counts as empty: an interrupt may come in between.
+        self._llama.n_tokens = self._prompt_held = 0
         memory = self._api.llama_get_memory(self._llama.ctx)
-        if shared < fixed and self._prefixes.has(tokens[:fixed]):
-            restored = self._prefixes.restore(self._llama.ctx, 0, tokens[:fixed])
-            shared = fixed if restored else 0
-            self._llama.input_ids[:shared] = tokens[:shared]
-        elif shared == 0 or not self._api.llama_memory_seq_rm(memory, 0, shared, -1):
-            # Models with a recurrent state cannot step back: they start over.
-            self._llama.reset()
-            shared = 0
+        more_is_kept = shared < fixed and self._prefixes.has(tokens[:fixed])
+        # Models with a recurrent state cannot step back, and begin with what is kept too.
+        if more_is_kept or not shared or not self._api.llama_memory_seq_rm(memory, 0, shared, -1):
+            shared = self._restored(tokens[:fixed])
         self._llama.n_tokens = self._prompt_held = shared
         for start in range(shared, len(tokens), PROMPT_CHUNK):
             self._evaluate(tokens[start : start + PROMPT_CHUNK])
@@ -224,6 +222,14 @@ class LlamaLLM:
                 self._prefixes.keep(self._llama.ctx, 0, tokens[:fixed])
         self._prompt_held = len(tokens)
         return shared
+
+    def _restored(self, fixed: list[int]) -> int:
+        """Begin with the kept state of `fixed`, or with nothing; how many tokens that is."""
+        if fixed and self._prefixes.has(fixed) and self._prefixes.restore(self._llama.ctx, 0, fixed):
+            self._llama.input_ids[: len(fixed)] = fixed
+            return len(fixed)
+        self._llama.reset()
+        return 0
 
     def _shared_prefix(self, tokens: list[int]) -> int:
         """How many tokens to reuse: whole chunks of the last prompt, and never the last token, whose logits are needed.

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 
@@ -25,10 +27,28 @@ def settle() -> None:
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """How many processors this process may use; in a container, no more than it is given time on."""
     # llama-cpp-python's own default is half of them, which on a laptop of two is one.
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    here = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return min(here, quota() or here)
+
+
+@cache
+def quota(root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> int | None:
+    """How many processors' time the control groups of this process grant it, rounded up; None for no limit. Threads
+    beyond that would be stopped again and again, each time with the others waiting for it."""
+    try:
+        lines = mine.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    own = root / next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
+    limits = []
+    for folder in (own, *own.parents):
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            granted, period = map(int, (folder / "cpu.max").read_text(encoding="utf-8").split())
+            limits.append(-(-granted // period))
+    return min(limits, default=None)
 
 
 def cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:

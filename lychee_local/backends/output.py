@@ -7,6 +7,7 @@ sample: the most likely token that the constraint allows is taken, of equals the
 from __future__ import annotations
 
 import codecs
+import ctypes
 import re
 from collections.abc import Callable
 from types import ModuleType
@@ -40,15 +41,21 @@ class Vocabulary:
         self.model_name = model_name
         self.size: int = llama.n_vocab()
         self._api = api
-        self._llama = llama
         self._vocab = api.llama_model_get_vocab(llama.model)
 
     def is_end(self, token: int) -> bool:
         return bool(self._api.llama_vocab_is_eog(self._vocab, token))
 
     def piece(self, token: int) -> bytes:
-        text: bytes = self._llama.detokenize([token])
-        return text
+        """The token's text. llama-cpp-python's own way has a buffer of 32 bytes and gives nothing of a longer one, as
+        long words of Thai and Japanese and rules of dashes are."""
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            written = self._api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+            if written >= 0:
+                return buffer.raw[:written]
+            size = -written
 
     def logits(self, pointer: Any) -> Logits:
         """A row of llama.cpp's, not copied: it changes with the next evaluation."""

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from lychee_local.backends.chat import ChatTemplate
+from lychee_local.backends.native import installed_llama
 from lychee_local.types import ChatMessage
 
 # A prompt is evaluated, and an evaluated prefix reused, in steps of this many tokens.
@@ -34,6 +35,7 @@ DISK_BYTES = 512 * 2**20
 _MAGIC = b"lychee prefix 1\n"
 _DIGEST = 32
 _SUFFIX = ".prefix"
+_DRAFT_NANOSECONDS = 600 * 10**9  # nobody writes one for ten minutes
 
 
 class Prefixes:
@@ -124,12 +126,15 @@ class Prefixes:
             return
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         # A disk that is full, or not ours to write, costs time alone: the state stays in memory, and the next process
-        # computes it again. What was written of the draft goes when there is room for others again.
+        # computes it again.
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft.touch(mode=0o600)
-            draft.write_bytes(_MAGIC + _digest(key, state) + state)
-            draft.replace(path)
+            try:
+                draft.touch(mode=0o600)
+                draft.write_bytes(_MAGIC + _digest(key, state) + state)
+                draft.replace(path)
+            finally:
+                draft.unlink(missing_ok=True)
             _make_room(self._folder)
 
     def _forget(self, key: bytes) -> None:
@@ -145,7 +150,9 @@ def made_by(api: ModuleType, model: Path, *, threads: int) -> str:
     about = model.stat()
     with model.open("rb") as file:
         head = hashlib.sha256(file.read(2**22)).hexdigest()
-    build = f"{api.__version__} {api.llama_print_system_info().decode('utf-8', 'replace')}"
+    # What the build says of itself leaves out some devices; which it is, and which it may use, completes that.
+    devices = f"{api.llama_supports_gpu_offload()} {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
+    build = f"{installed_llama()} {api.llama_print_system_info().decode('utf-8', 'replace')} {devices}"
     return f"{model.resolve()} {about.st_size} {about.st_mtime_ns} {head} | {build} | {threads} threads, {PROMPT_CHUNK}"
 
 
@@ -168,7 +175,7 @@ def _touch(path: Path) -> None:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove what was not used for longest, beyond `DISK_BYTES`, and drafts of processes that ended in the middle."""
+    """Remove what was not used for longest, beyond `DISK_BYTES`, and drafts of processes that were killed."""
     found = []
     for path in folder.iterdir():
         try:
@@ -177,7 +184,9 @@ def _make_room(folder: Path) -> None:
             continue
         found.append((about.st_mtime_ns, about.st_size, path))
     room = DISK_BYTES
-    for _, size, path in sorted(found, reverse=True):
+    newest = max((used for used, _, _ in found), default=0)
+    for used, size, path in sorted(found, reverse=True):
         room -= size
-        if room < 0:
+        left = path.suffix != _SUFFIX and newest - used > _DRAFT_NANOSECONDS
+        if room < 0 or left:
             path.unlink(missing_ok=True)
