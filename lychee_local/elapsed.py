@@ -51,18 +51,16 @@ _PASSED = (
 )
 _A_START = r"did\sit\stake(?=\sfrom\s(?:the\s)?(?:start|beginning|first|day|moment|time)\b)"
 # Words that ask for dates alone: "How long is the road between A and B?" has them not. Each with where today stands.
-_WORDINGS: tuple[tuple[re.Pattern[str], Today], ...] = tuple(
-    (re.compile(_HOW_LONG + rest, re.I), today)
-    for rest, today in (
-        (r"\sago\b", "end"),
-        (rf"\s{_PASSED}\ssince\b", "end"),
-        (r"\s(?:(?:is\sit|are\sthere|is\sleft|are\sleft|remain)\s)?(?:until|till)\b", "start"),
-        (rf"(?:\s{_PASSED})?\sbetween\b(?=[^?]+\band\b)", None),
-        (rf"\s(?:{_PASSED}|{_A_START})\sfrom\b(?=[^?]+\b(?:to|until|till)\b)", None),
-        (r"\s(?:before|after)\b(?=[^?]+\b(?:did|was|were|had)\b)", None),
-        (rf"\s{_PASSED}\b(?=[^?]*\b(?:before|until|when)\b)", None),
-    )
+_RESTS: tuple[tuple[str, Today], ...] = (
+    (r"\sago\b", "end"),
+    (rf"\s{_PASSED}\ssince\b", "end"),
+    (r"\s(?:(?:is\sit|are\sthere|is\sleft|are\sleft|remain)\s)?(?:until|till)\b", "start"),
+    (rf"(?:\s{_PASSED})?\sbetween\b(?=[^?]+\band\b)", None),
+    (rf"\s(?:{_PASSED}|{_A_START})\sfrom\b(?=[^?]+\b(?:to|until|till)\b)", None),
+    (r"\s(?:before|after)\b(?=[^?]+\b(?:did|was|were|had)\b)", None),
+    (rf"\s{_PASSED}\b(?=[^?]*\b(?:before|until|when)\b)", None),
 )
+_WORDINGS = tuple((re.compile(_HOW_LONG + rest, re.I), today) for rest, today in _RESTS)
 _HABIT = re.compile(
     r"\b(?:does|do|usually|normally|typically|always|per|each|every|a\s(?:day|week|month|year))\b", re.I
 )

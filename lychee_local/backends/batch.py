@@ -156,7 +156,8 @@ class LlamaBatch:
             new.cached = len(prefix.tokens)
         if not self._evaluate_prompt(new.tokens, new.place, new.cached):
             return
-        if prefix in self._prefixes.values() and not prefix.tokens:  # where memory is short, it was let go meanwhile
+        # Where memory is short, the entry was let go meanwhile.
+        if prefix is not None and not prefix.tokens and prefix in self._prefixes.values():
             self._keep_prefix(prefix, new)
         schema = new.request.schema
         constraint = None if schema is None else self._engine.constraint(schema)
