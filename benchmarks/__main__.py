@@ -33,10 +33,9 @@ from benchmarks.questions import warn
 from benchmarks.setups import Places, Setup
 from benchmarks.vectors import StoredVectors
 from lychee_local.backends.load import load_embedder
-from lychee_local.backends.native import processors
 from lychee_local.cards import default_home
 from lychee_local.errors import LycheeError
-from lychee_local.executors import Executor, executor
+from lychee_local.executors import Executor, executor, share
 from lychee_local.settings import EncodeSettings
 
 # The embedder under which facts count as covered.
@@ -139,9 +138,7 @@ def _run(options: argparse.Namespace) -> Result:
         corrections=None if options.corrections is None else str(options.corrections.resolve()),
     )
     out = options.out.resolve()  # other machines stand in other folders
-    threads = options.threads or (
-        processors() if options.executor == "ray" else processors() // max(options.workers, 1) or 1
-    )
+    threads = options.threads or share(1 if options.executor == "ray" else options.workers)
     places = Places(
         out,
         out.parent / "stores" if options.stores is None else options.stores.resolve(),

@@ -15,7 +15,6 @@ import argparse
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,21 +22,21 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from benchmarks import datasets
+from benchmarks.peers.server import free_port
 from benchmarks.questions import warn
+from benchmarks.side_by_side import parts
 from lychee_local.backends import Request
 from lychee_local.backends.constraint import constraint_schema
 from lychee_local.backends.llama import LlamaLLM
 from lychee_local.backends.native import processors
 from lychee_local.encode import encode
 from lychee_local.settings import EncodeSettings
-from lychee_local.types import Segment, Turn
 
 CONTEXT = 4_096
 START_SECONDS = 120.0
@@ -55,16 +54,12 @@ def requests(llm: LlamaLLM, data: Path, conversation: str, number: int, turns: i
     """What the encoder first asks of each segment; a segment that says nothing is not asked about."""
     found: list[Request] = []
     (read,) = datasets.read("locomo", data, (conversation,), on_problem=warn)
-    for session, group in groupby(read.messages, key=lambda message: message.session or ""):
-        said = [Turn(session, i, m.text, m.role, m.speaker, m.at, m.ref) for i, m in enumerate(group)]
-        for start in range(0, len(said), turns):
-            part = said[start : start + turns]
-            segment = Segment(session, start, start + len(part) - 1, "session_flush", 0, len(part), 1.0)
-            asks = encode(segment, part, llm=llm, context="", settings=EncodeSettings())
-            first = next(asks, None)
-            asks.close()
-            if first is not None:
-                found.append(first)
+    for segment, said in parts(read.messages, turns):
+        asks = encode(segment, said, llm=llm, context="", settings=EncodeSettings())
+        first = next(asks, None)
+        asks.close()
+        if first is not None:
+            found.append(first)
     return found[:number]
 
 
@@ -90,9 +85,7 @@ def serving(server: Path, model: Path, width: int, log: Path) -> Iterator[int]:
     Raises:
         RuntimeError: it does not answer within two minutes.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     threads = str(processors())
     command = [str(server), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), "--parallel", str(width)]
     command += ["-c", str(CONTEXT * width), "-fa", "on", "-t", threads, "-tb", threads, "--no-webui", "--jinja"]

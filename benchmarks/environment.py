@@ -6,11 +6,10 @@ import hashlib
 import os
 import platform
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import lychee_local
-from lychee_local.backends.native import processors
+from lychee_local.backends.native import processors, version_of
 
 LIBRARIES = (
     "llama-cpp-python",
@@ -31,7 +30,7 @@ def environment(threads: int | None = None) -> dict[str, object]:
         "lychee_local": lychee_local.__version__,
         "code": code(),
         "python": platform.python_version(),
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": {name: version_of(name) or "-" for name in LIBRARIES},
         "cpu": cpu(),
         "cores": os.cpu_count(),
         "threads": {"language model": threads or processors()}
@@ -64,10 +63,3 @@ def sha256(path: Path) -> str:
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "-"

@@ -97,6 +97,11 @@ def described(setup: Setup, places: Places) -> Line:
     return as_read
 
 
+def answered(out: Path, conversation: str) -> dict[str, Line]:
+    """The lines of a conversation that are no errors, by question: what is not asked again."""
+    return {i: line for i, line in kept(out, conversation).items() if not line["error"]}
+
+
 def kept(out: Path, conversation: str) -> dict[str, Line]:
     """The lines of a conversation by question; of several for one question the last."""
     return {line["id"]: line for line in kept_lines(questions(out, conversation))}

@@ -44,7 +44,7 @@ class Models:
         Raises:
             ModelMissing: the profile has none, or it is not on this machine.
         """
-        return located(self.llm_card, self.home)
+        return pull.require(self.llm_card, self.home)
 
     @property
     def embedder_card(self) -> cards.Card:
@@ -85,16 +85,4 @@ def load(name: str, home: Path, loader: Callable[[cards.Card, Path], T]) -> T:
         ModelMissing: it is not on this machine.
     """
     card = cards.card(name, home)
-    return loader(card, located(card, home))
-
-
-def located(card: cards.Card, home: Path) -> Path:
-    """Where the model of a card lies.
-
-    Raises:
-        ModelMissing: it is not on this machine.
-    """
-    path = pull.locate(card, home)
-    if path is None:
-        raise ModelMissing(f"{card.name} is not on this machine", hint=f"lychee models pull {card.name}")
-    return path
+    return loader(card, pull.require(card, home))

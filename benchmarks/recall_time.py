@@ -32,7 +32,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.store_scale import TOPICS, USER, Shape, about, alone, build, build_graphs, logarithmic
+from benchmarks.store_scale import TOPICS, USER, Shape, alone, build, build_graphs, logarithmic, save, tell
 from benchmarks.words_scale import questions
 from lychee_local import Memory, cards, pull
 from lychee_local.backends import Embedder, Vectors
@@ -164,9 +164,7 @@ def plot(results: Path, out: Path) -> None:
     logarithmic(times, "a question without a language model", "milliseconds of the processor, median")
     times.legend(fontsize=7)
     logarithmic(memory, "peak memory of the process that asks", "MiB, with the embedder")
-    figure.suptitle("o: with records, x: turns only")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=80)
+    save(figure, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -200,11 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with synthetic(options) as home:
             result = run(options, home, USER)
     show(result)
-    line = json.dumps(result | about())
-    if options.append is not None:
-        with options.append.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-    print(line)
+    tell(result, options.append)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from benchmarks.asking import ask_all
-from benchmarks.folder import Line, claimed, kept, write
+from benchmarks.folder import Line, answered, claimed, write
 from benchmarks.questions import Conversation, Report
 from benchmarks.setups import Places, Setup
 from benchmarks.tables import summarise, told
@@ -41,7 +41,7 @@ def _run(setup: Setup, places: Places, chosen: frozenset[str], executor: Executo
         for conversation in setup.read(lambda _: None):
             wanted = [q.id for q in conversation.questions if q.id in chosen]
             order.extend(wanted)
-            done = {i: line for i, line in kept(places.out, conversation.id).items() if not line["error"]}
+            done = answered(places.out, conversation.id)
             lines.update({i: done[i] for i in wanted if i in done})
             if missing := frozenset(wanted) - done.keys():
                 yield setup, places, conversation, missing
@@ -79,5 +79,8 @@ def _each(tasks: Iterator[_Task], executor: Executor | None) -> Iterator[Iterabl
 def _all_lines(task: _Task) -> list[Line]:
     """A conversation's lines; those that a process had asked before it was ended are not asked again."""
     setup, places, conversation, wanted = task
-    done = {i: line for i, line in kept(places.out, conversation.id).items() if i in wanted and not line["error"]}
-    return [*done.values(), *ask_all(setup, places, conversation, wanted - done.keys())]
+    done = answered(places.out, conversation.id)
+    return [
+        *(line for i, line in done.items() if i in wanted),
+        *ask_all(setup, places, conversation, wanted - done.keys()),
+    ]

@@ -13,8 +13,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,18 +24,24 @@ from lychee_local.backends.llama import LlamaLLM
 from lychee_local.encode import Encoded, encode
 from lychee_local.intake import read_locomo
 from lychee_local.settings import EncodeSettings
-from lychee_local.types import Segment, Turn
+from lychee_local.types import Message, Segment, Turn
 
 SETTINGS = EncodeSettings()
 
 
+def parts(messages: Iterable[Message], turns: int) -> Iterator[tuple[Segment, list[Turn]]]:
+    """Every session in segments of `turns` turns, the last with what is left."""
+    for session, group in groupby(messages, key=lambda message: message.session or ""):
+        said = [Turn(session, i, m.text, m.role, m.speaker, m.at, m.ref) for i, m in enumerate(group)]
+        for start in range(0, len(said), turns):
+            part = said[start : start + turns]
+            yield Segment(session, start, start + len(part) - 1, "session_flush", 0, len(part), 1.0), part
+
+
 def segments(data: Path, conversation: str, number: int, turns: int) -> list[tuple[Segment, list[Turn]]]:
     """The first `turns` turns of each of the first `number` sessions."""
-    found: list[tuple[Segment, list[Turn]]] = []
-    for session, messages in groupby(read_locomo(data, conversation), key=lambda message: message.session or ""):
-        said = [Turn(session, i, m.text, m.role, m.speaker, m.at, m.ref) for i, m in enumerate(list(messages)[:turns])]
-        found.append((Segment(session, 0, len(said) - 1, "session_flush", 0, len(said), 1.0), said))
-    return found[:number]
+    cut = parts(read_locomo(data, conversation), turns)
+    return list(islice((part for part in cut if part[0].start == 0), number))
 
 
 def job(llm: LlamaLLM, segment: Segment, turns: Sequence[Turn]) -> Job[tuple[str, Encoded]]:

@@ -559,6 +559,10 @@ def plot(results: Path, out: Path) -> None:
         unit = "MiB" if name == "size" else "milliseconds of the processor, median"
         logarithmic(panel, name, unit)
         panel.legend(fontsize=7)
+    save(figure, out)
+
+
+def save(figure: Any, out: Path) -> None:
     figure.suptitle("o: with records, x: turns only")
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=80)
@@ -593,9 +597,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shape = Shape(options.turns, options.dimension, options.precision, options.fields, options.text, home)
             result = measure(shape, with_graph=options.with_graph, cold=options.cold, commits=options.commits)
             show(result)
+    tell(result, options.append)
+
+
+def tell(result: dict[str, Any], gathered: Path | None) -> None:
+    """The JSON line of a measurement, printed, and kept for `plot` where a file is named."""
     line = json.dumps(result | about())
-    if options.append is not None:
-        with options.append.open("a", encoding="utf-8") as file:
+    if gathered is not None:
+        with gathered.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
     print(line)
 

@@ -114,7 +114,6 @@ def _run(
     as_json: bool,
 ) -> None:
     from lychee_local import executors, fleet
-    from lychee_local.backends.native import processors
     from lychee_local.cards import default_home
 
     work = fleet.jobs(
@@ -127,7 +126,7 @@ def _run(
     )
     workers = min(workers, len(work))
     # Storing embeds, in one thread. One model alone has the whole machine, and the number of threads measured for it.
-    share = threads or (1 if writer is None else processors() // workers or 1)
+    share = threads or (1 if writer is None else executors.share(workers))
     alone = where is Where.processes and workers == 1 and threads is None
     work = tuple(replace(job, threads=None if alone else share) for job in work)
     done: list[Outcome] = []

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lychee_local import screen
-from lychee_local.errors import BadInput, ModelDamaged, ModelMissing
+from lychee_local.errors import BadInput, ModelDamaged
 from lychee_local.options import Home, Json
 from lychee_local.settings import TURNS_PER_SEGMENT
 
@@ -138,9 +138,7 @@ def where(
     from lychee_local import cards
     from lychee_local import pull as pulling
 
-    path = pulling.locate(cards.card(name, home), home)
-    if path is None:
-        raise ModelMissing(f"{name} is not on this machine", hint=f"lychee models pull {name}")
+    path = pulling.require(cards.card(name, home), home)
     if as_json:
         screen.print_json({"name": name, "path": path})
     else:
@@ -217,9 +215,7 @@ def calibrate(
             conversations = intake.read_all(stream, conversations=tuple(conversation or ()))
     except OSError as error:
         raise BadInput(f"cannot read {str(corpus)!r}: {error.strerror}") from error
-    path = pulling.locate(card, home)
-    if path is None:
-        raise ModelMissing(f"{name} is not on this machine", hint=f"lychee models pull {name}")
+    path = pulling.require(card, home)
     from lychee_local.backends.load import load_embedder
 
     with screen.Steps("embedding") as steps:

@@ -23,7 +23,7 @@ from typing import TypeVar
 from lychee_local.errors import BadInput
 from lychee_local.types import DateSpan
 
-__all__ = ["Mention", "annotate", "describe", "find", "parse_span", "parse_when"]
+__all__ = ["Mention", "annotate", "describe", "find", "parse_span", "parse_when", "shift_months"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +114,15 @@ def _weekend(day: date, weeks: int = 0) -> DateSpan:
     return _days(saturday, saturday + timedelta(days=1))
 
 
-def _shift_months(day: date, months: int) -> DateSpan:
+def shift_months(day: date, months: int) -> DateSpan:
+    """The month that lies so many after the one `day` is in."""
     year, month = divmod(day.year * 12 + day.month - 1 + months, 12)
     return _month(year, month + 1)
 
 
 def _season(year: int, first_month: int) -> DateSpan:
     last = first_month + 2 > 12 and year == date.max.year  # the calendar ends before that winter does
-    end = date.max if last else _shift_months(date(year, first_month, 1), 2).end
+    end = date.max if last else shift_months(date(year, first_month, 1), 2).end
     return _days(date(year, first_month, 1), end)
 
 
@@ -133,7 +134,7 @@ def _period(unit: str, day: date, steps: int) -> DateSpan:
         return _week(day, steps)
     if unit == "weekend":
         return _weekend(day, steps)
-    return _shift_months(day, steps) if unit == "month" else _year(day.year + steps)
+    return shift_months(day, steps) if unit == "month" else _year(day.year + steps)
 
 
 def describe(span: DateSpan) -> str:

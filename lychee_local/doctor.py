@@ -19,12 +19,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from lychee_local import cards, pull, tuning
-from lychee_local.backends.native import installed_llama
+from lychee_local.backends.native import installed_llama, version_of
 from lychee_local.cards import Card
 from lychee_local.errors import ConstraintNotApplied, LycheeError, ModelError
 from lychee_local.types import ChatMessage
@@ -140,7 +139,7 @@ def confirm_language_model(
 
 
 def _libraries() -> Check:
-    versions = {name: _version(name) for name in LIBRARIES}
+    versions = {name: version_of(name) for name in LIBRARIES}
     missing = [name for name, version in versions.items() if version is None]
     listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
     detail = f"Python {platform.python_version()}, {listed}"
@@ -148,13 +147,6 @@ def _libraries() -> Check:
         return Check("libraries", "ok", detail)
     # Only a warning: the probes below say which part does not work without them.
     return Check("libraries", "warn", f"not installed: {', '.join(missing)}; {detail}", _install(*missing))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _folder(home: Path) -> Check:

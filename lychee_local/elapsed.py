@@ -10,10 +10,9 @@ Not every length is a difference: "How long did Ana live in Rome?" is answered b
 from __future__ import annotations
 
 import re
-from calendar import monthrange
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -46,26 +45,28 @@ class Dated:
 
 _HOW_LONG = r"\bhow\s(?:long|much\stime|many\s(?:(?:full|whole)\s)?(?P<unit>day|week|month|year)s)(?:\sexactly)?"
 _PASSED = (
-    r"(?:(?:has|have|(?P<had>had)|did)\s)?(?:pass(?:ed)?|elapsed?|lapsed?|go\sby|gone\sby|went\sby|lies?|lay"
+    r"(?:(?:has|have|had|did)\s)?(?:pass(?:ed)?|elapsed?|lapsed?|go\sby|gone\sby|went\sby|lies?|lay"
     r"|(?:is|was|are|were)\s(?:it|there)|(?:it|there)\s(?:is|was|are|were|been))"
 )
 _A_START = r"did\sit\stake(?=\sfrom\s(?:the\s)?(?:start|beginning|first|day|moment|time)\b)"
-# Words that ask for dates alone: "How long is the road between A and B?" has them not. Each with where today stands.
+_ANOTHER_END = r"\b(?:when|before|until|by|as\sof|on\sthe\sday|at\sthe\stime)\b"
+# Words that ask for dates alone, and where today stands then; the first that fits decides. "How long is the road
+# between A and B?" has none of them.
 _RESTS: tuple[tuple[str, Today], ...] = (
     (r"\sago\b", "end"),
-    (rf"\s{_PASSED}\ssince\b", "end"),
+    (rf"\s(?!had\b){_PASSED}\ssince\b(?!.*?{_ANOTHER_END})", "end"),
+    (rf"\s{_PASSED}\ssince\b", None),
     (r"\s(?:(?:is\sit|are\sthere|is\sleft|are\sleft|remain)\s)?(?:until|till)\b", "start"),
     (rf"(?:\s{_PASSED})?\sbetween\b(?=[^?]+\band\b)", None),
     (rf"\s(?:{_PASSED}|{_A_START})\sfrom\b(?=[^?]+\b(?:to|until|till)\b)", None),
     (r"\s(?:before|after)\b(?=[^?]+\b(?:did|was|were|had)\b)", None),
     (rf"\s{_PASSED}\b(?=[^?]*\b(?:before|until|when)\b)", None),
 )
-_WORDINGS = tuple((re.compile(_HOW_LONG + rest, re.I), today) for rest, today in _RESTS)
+_WORDINGS = tuple((re.compile(_HOW_LONG + rest, re.I | re.S), today) for rest, today in _RESTS)
+_UNTIL_TODAY = re.compile(r"\b(?:and|to|until|till)\s(?:today|now)\b", re.I)
 _HABIT = re.compile(
     r"\b(?:does|do|usually|normally|typically|always|per|each|every|a\s(?:day|week|month|year))\b", re.I
 )
-_UNTIL_TODAY = re.compile(r"\b(?:and|to|until|till)\s(?:today|now)\b", re.I)
-_ANOTHER_END = re.compile(r"\b(?:when|before|until|by|as\sof|on\sthe\sday|at\sthe\stime)\b", re.I)
 
 
 def asked(question: str) -> Asked | None:
@@ -76,12 +77,7 @@ def asked(question: str) -> Asked | None:
     for wording, today in _WORDINGS:
         if match := wording.search(question):
             unit = cast("Unit | None", match["unit"] and match["unit"].lower())
-            since = "had" in match.re.groupindex and today == "end"
-            if _UNTIL_TODAY.search(question, match.end()):
-                return Asked(unit, "end")
-            if since and (match["had"] or _ANOTHER_END.search(question, match.end())):
-                return Asked(unit, None)
-            return Asked(unit, today)
+            return Asked(unit, "end" if _UNTIL_TODAY.search(question, match.end()) else today)
     return None
 
 
@@ -202,8 +198,8 @@ def _months(start: date, end: date) -> tuple[int, int]:
 
 
 def _later(day: date, months: int) -> date:
-    year, month = divmod(day.year * 12 + day.month - 1 + months, 12)
-    return date(year, month + 1, min(day.day, monthrange(year, month + 1)[1]))
+    month = dates.shift_months(day, months)
+    return min(month.start + timedelta(days=day.day - 1), month.end)
 
 
 def _joined(large: tuple[int, Unit], small: tuple[int, Unit]) -> str:

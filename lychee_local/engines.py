@@ -12,7 +12,6 @@ from lychee_local import cards, pull, tuning
 from lychee_local.backends import LLM, Embedder, Reranker
 from lychee_local.backends.load import load_embedder, load_llm, load_reranker
 from lychee_local.cards import Card
-from lychee_local.errors import ModelMissing
 from lychee_local.store import EmbedderIdentity
 
 
@@ -48,19 +47,19 @@ class Engines:
         card = self._embedder_card
         # Every embedder's card has both: `cards` refuses one that does not.
         assert card is not None and card.dimension is not None and card.calibration is not None  # noqa: PT018
-        self._path(card)
+        pull.require(card, self._home)
         return EmbedderIdentity(card.name, cards.digest(card), card.dimension, card.calibration)
 
     def embedder(self) -> Embedder:
         if self._embedder is None:
             assert self._embedder_card is not None
-            self._embedder = load_embedder(self._embedder_card, self._path(self._embedder_card))
+            self._embedder = load_embedder(self._embedder_card, pull.require(self._embedder_card, self._home))
         return self._embedder
 
     def llm(self) -> LLM | None:
         """The language model, or None where this memory was opened without one."""
         if self._llm is None and self._llm_card is not None:
-            path = self._path(self._llm_card)
+            path = pull.require(self._llm_card, self._home)
             threads = self._threads or tuning.threads_for(self._llm_card, self._home)
             self._llm = load_llm(self._llm_card, path, threads=threads, prefixes=self._home / "prefixes")
         return self._llm
@@ -68,11 +67,11 @@ class Engines:
     def require_llm_file(self) -> None:
         """Raise `ModelMissing` now, before work begins, if an LLM is wanted and its file is not on this machine."""
         if self._llm is None and self._llm_card is not None:
-            self._path(self._llm_card)
+            pull.require(self._llm_card, self._home)
 
     def reranker(self) -> Reranker | None:
         if self._reranker is None and self._reranker_card is not None:
-            self._reranker = load_reranker(self._reranker_card, self._path(self._reranker_card))
+            self._reranker = load_reranker(self._reranker_card, pull.require(self._reranker_card, self._home))
         return self._reranker
 
     def close(self) -> None:
@@ -84,11 +83,3 @@ class Engines:
     def _card(self, wanted: object, default: str | None) -> Card | None:
         name = default if wanted == "auto" else wanted
         return cards.card(name, self._home) if isinstance(name, str) else None
-
-    def _path(self, card: Card) -> Path:
-        path = pull.locate(card, self._home)
-        if path is None:
-            raise ModelMissing(
-                f"the {card.role} {card.name} is not on this machine", hint=f"run: lychee models pull {card.name}"
-            )
-        return path

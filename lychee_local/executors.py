@@ -172,8 +172,13 @@ class _Worker:
 
 def _ready(busy: Collection[_Worker]) -> list[_Worker]:
     """Those that have answered or ended; waits for one at least."""
-    pipes = {worker.pipe: worker for worker in busy}
-    return [pipes[pipe] for pipe in connection.wait(list(pipes)) if isinstance(pipe, connection.Connection)]
+    ready = connection.wait([worker.pipe for worker in busy])
+    return [worker for worker in busy if worker.pipe in ready]
+
+
+def share(workers: int) -> int:
+    """How many processors each of so many workers gets, at least one."""
+    return processors() // max(1, workers) or 1
 
 
 def _part(place: int, workers: int) -> tuple[int, ...]:

@@ -49,6 +49,20 @@ class VerifyReport:
         return all(file.state in ("ok", "no hash known") for file in self.files)
 
 
+def require(card: Card, home: Path | None = None) -> Path:
+    """Where the model lies, as `locate` finds it.
+
+    Raises:
+        ModelMissing: it is not on this machine.
+        ModelDamaged: see `locate`.
+    """
+    path = locate(card, home)
+    if path is None:
+        hint = f"run: lychee models pull {card.name}"
+        raise ModelMissing(f"the {card.role} {card.name} is not on this machine", hint=hint)
+    return path
+
+
 def locate(card: Card, home: Path | None = None) -> Path | None:
     """Where the model lies: the GGUF file of an llm, the folder of any other model; None where it is not on this
     machine. Looks in `home/models`, then at the card's own paths, then in the hub's cache. Checks sizes, not hashes.

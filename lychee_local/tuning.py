@@ -21,7 +21,7 @@ from lychee_local import pull
 from lychee_local.backends.load import load_llm
 from lychee_local.backends.native import cores, installed_llama, processors
 from lychee_local.cards import Card
-from lychee_local.errors import ModelError, ModelMissing
+from lychee_local.errors import ModelError
 from lychee_local.types import ChatMessage
 
 # What a call costs that this is for: between an answer (1,900 tokens read, 10 written) and a segment (550, 310).
@@ -81,9 +81,7 @@ def tune(
         ModelDamaged, ConstraintNotApplied: it cannot be loaded.
         ModelError: it writes nothing.
     """
-    path = pull.locate(card, home)
-    if path is None:
-        raise ModelMissing(f"{card.name} is not on this machine", hint=f"run: lychee models pull {card.name}")
+    path = pull.require(card, home)
     numbers = candidates(processors(), cores())
     speeds: list[Speed] = []
     for done, threads in enumerate(numbers):

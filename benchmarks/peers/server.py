@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.peers.child import Child, PeerFailed
+from lychee_local.backends.native import processors
 
 # Ours need 8,192; mem0's instructions alone take nearly that. 16,384 take 470 MB on a 1.5 B model.
 CONTEXT = 16_384
@@ -59,8 +60,8 @@ class LlamaServer:
             return self._port
 
     def _start(self) -> None:
-        self._port = _free_port()
-        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._port = free_port()
+        threads = processors()
         # The alias is how we know that it is this server, not somebody else's, that answers at the port.
         options = {
             "model": self._model.absolute(),
@@ -121,7 +122,8 @@ class LlamaServer:
         self.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine at which nothing listens now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

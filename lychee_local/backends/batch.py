@@ -239,13 +239,13 @@ class LlamaBatch:
         except GenerationFailed as error:
             answer = error
         self._leave(sequence)
-        self._short = False
         self._free.append(sequence.place)
         self._free.sort()
         self._answers.append((sequence.ticket, answer))
 
     def _leave(self, sequence: _Sequence) -> None:
         self._active.remove(sequence)
+        self._short = False
         self._api.llama_memory_seq_rm(self._memory, sequence.place, -1, -1)
 
     def _decode(self, rows: Sequence[tuple[int, int, int, bool]]) -> bool:
@@ -264,9 +264,9 @@ class LlamaBatch:
         if status == 0:
             return True
         if status == 1 and len(self._active) > 1:  # the newest waits until another ends, and its place is given up
-            self._short = True
             newest = max(self._active, key=lambda s: s.ticket)
             self._leave(newest)
+            self._short = True
             self._waiting.appendleft(_Sequence(newest.ticket, newest.request, newest.tokens))
             return False
         error = GenerationFailed(f"llama.cpp failed with status {status}", hint=DOCTOR_HINT)

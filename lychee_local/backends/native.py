@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -29,9 +30,13 @@ def settle() -> None:
 def processors() -> int:
     """How many processors this process may use; in a container, no more than it is given time on."""
     # llama-cpp-python's own default is half of them, which on a laptop of two is one.
-    affinity = getattr(os, "sched_getaffinity", None)
-    here = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    here = len(_here())
     return min(here, quota() or here)
+
+
+def _here() -> Collection[int]:
+    """Which processors this process may run on, as the system numbers them."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 @cache
@@ -53,7 +58,7 @@ def quota(root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgr
 
 def cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
     """How many cores those processors are, where two may share one; their number where the system does not tell."""
-    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    mine = _here()
     try:
         siblings = {(topology / f"cpu{n}" / "topology" / "thread_siblings_list").read_text().strip() for n in mine}
     except OSError:
@@ -63,13 +68,17 @@ def cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
 
 def installed_llama() -> str:
     """Tells one build of llama.cpp from another without loading it."""
-    from importlib import metadata  # felt at every start, and needed at few
-
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         return "none"
+    return f"{spec.origin} {Path(spec.origin).stat().st_mtime_ns} {version_of('llama-cpp-python')}"
+
+
+def version_of(package: str) -> str | None:
+    """The installed version of a package, None where it is not installed."""
+    from importlib import metadata  # felt at every start, and needed at few
+
     try:
-        version = metadata.version("llama-cpp-python")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        version = "unknown"
-    return f"{spec.origin} {Path(spec.origin).stat().st_mtime_ns} {version}"
+        return None
